@@ -1,0 +1,98 @@
+"""Belljar runs code you do not trust: one call, one policy, one truthful result.
+
+>>> import belljar
+>>> belljar.run("print('hello')").stdout
+'hello\\n'
+"""
+
+from __future__ import annotations
+
+from ._version import __version__
+
+TYPE_CHECKING = False  # as `typing` has it; every supervisor process would pay for that import
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .api import Runner, arun, create_runner, run
+    from .config import Settings
+    from .engine import Engine
+    from .errors import (
+        BackendFailed,
+        BackendUnavailable,
+        BelljarError,
+        CommandNotFound,
+        ConfigError,
+        LanguageUnknown,
+        PolicyError,
+        PolicyUnenforceable,
+        RequestError,
+    )
+    from .policy import Ceiling, Filesystem, Isolation, Limits, Modules, Network, Policy
+    from .types import Display, Enforcement, File, GuestError, Mount, Request, Result, Status, Usage
+
+# Where each public name lives. Nothing is imported until it is used: start-up time is a feature.
+_HOMES = {
+    "api": ("Runner", "arun", "create_runner", "run"),
+    "config": ("Settings",),
+    "engine": ("Engine",),
+    "errors": (
+        "BackendFailed", "BackendUnavailable", "BelljarError", "CommandNotFound", "ConfigError",
+        "LanguageUnknown", "PolicyError", "PolicyUnenforceable", "RequestError",
+    ),
+    "policy": ("Ceiling", "Filesystem", "Isolation", "Limits", "Modules", "Network", "Policy"),
+    "types": (
+        "Display", "Enforcement", "File", "GuestError", "Mount", "Request", "Result", "Status",
+        "Usage",
+    ),
+}  # fmt: skip
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "BackendFailed",
+    "BackendUnavailable",
+    "BelljarError",
+    "Ceiling",
+    "CommandNotFound",
+    "ConfigError",
+    "Display",
+    "Enforcement",
+    "Engine",
+    "File",
+    "Filesystem",
+    "GuestError",
+    "Isolation",
+    "LanguageUnknown",
+    "Limits",
+    "Modules",
+    "Mount",
+    "Network",
+    "Policy",
+    "PolicyError",
+    "PolicyUnenforceable",
+    "Request",
+    "RequestError",
+    "Result",
+    "Runner",
+    "Settings",
+    "Status",
+    "Usage",
+    "__version__",
+    "arun",
+    "create_runner",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'belljar' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{home}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME_OF})

@@ -1,0 +1,333 @@
+"""The public calls: `run`, `arun` and `create_runner`, over one engine."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from . import collect, languages
+from .backends.base import Cancel
+from .config import Settings, load
+from .engine import Engine
+from .errors import RequestError
+from .events import Emit, Event, Output
+from .policy import POLICY_KEYS, Policy, parse_mount
+from .types import Mount, Request, Result
+
+OnText = Callable[[str], object]
+
+# What a request may say, apart from the policy.
+REQUEST_KEYS = (
+    "language", "stdin", "args", "env", "files", "outputs", "context", "mounts", "python", "image",
+)  # fmt: skip
+RESERVED = ("functions", "secrets", "retry", "require_libraries")
+
+
+class _Default(str):
+    """A default that configuration may replace; the same word given by a caller may not be."""
+
+
+_AUTO, _STANDARD = _Default("auto"), _Default("standard")
+
+
+def run(
+    code: str,
+    *,
+    language: str = "python",
+    backend: str | None = _AUTO,
+    level: str | None = _STANDARD,
+    policy: Policy | Mapping[str, Any] | None = None,
+    timeout: float | str | None = None,
+    memory: int | str | None = None,
+    cpus: float | str | None = None,
+    processes: int | None = None,
+    disk: int | str | None = None,
+    output: int | str | None = None,
+    open_files: int | None = None,
+    fuel: int | None = None,
+    stdin: bytes | str = b"",
+    args: Iterable[str] = (),
+    env: Mapping[str, str] | None = None,
+    files: Mapping[str, bytes | str] | None = None,
+    outputs: Iterable[str] = (),
+    context: Mapping[str, Any] | None = None,
+    mounts: Iterable[Mount | str] = (),
+    network: Any = None,
+    modules: Any = None,
+    min_isolation: str | None = None,
+    python: str | None = None,
+    image: str | None = None,
+    on_stdout: OnText | None = None,
+    on_stderr: OnText | None = None,
+) -> Result:
+    """Run `code` where it cannot hurt anything, and return what it did.
+
+    A program that fails, overruns a limit or is refused by the lint is a Result; BelljarError is
+    raised only when the request is malformed or the sandbox itself cannot do its work.
+
+    >>> run("6 * 7").value
+    42
+    """
+    given = dict(locals())
+    return _shared_runner().execute(given.pop("code"), **given)
+
+
+async def arun(code: str, **options: Any) -> Result:
+    """`run` for asyncio. Cancelling the task kills the guest before the cancellation goes on."""
+    return await _shared_runner().aexecute(code, **options)
+
+
+def create_runner(level: str | None = None, **settings: Any) -> Runner:
+    """A reusable runner. `settings` are `backend` and any keyword of `run`, as its defaults."""
+    return Runner(level=level, **settings)
+
+
+class Runner:
+    """Runs many programs under the same defaults. Thread-safe; close it, or use it in `with`."""
+
+    def __init__(
+        self,
+        *,
+        level: str | None = None,
+        backend: str | None = None,
+        engine: Engine | None = None,
+        settings: Settings | None = None,
+        **defaults: Any,
+    ) -> None:
+        _check_keys(defaults)
+        self._engine = engine if engine is not None else Engine(settings)
+        self._defaults = {"level": level, "backend": backend, **defaults}
+        self._closed = False
+
+    @property
+    def engine(self) -> Engine:
+        return self._engine
+
+    def execute(
+        self, code: str, context: Mapping[str, Any] | None = None, **overrides: Any
+    ) -> Result:
+        """Run one program; `overrides` are the keywords of `belljar.run`."""
+        with Cancel() as cancel:
+            return self._run(code, context, overrides, cancel)
+
+    async def aexecute(
+        self, code: str, context: Mapping[str, Any] | None = None, **overrides: Any
+    ) -> Result:
+        """`execute` for asyncio; cancelling the task kills the guest."""
+        import asyncio
+
+        with Cancel() as cancel:
+            work = asyncio.ensure_future(
+                asyncio.to_thread(self._run, code, context, overrides, cancel)
+            )
+            try:
+                return await asyncio.shield(work)
+            except asyncio.CancelledError:
+                cancel.set()
+                await asyncio.wait([work])
+                raise
+
+    def _run(
+        self,
+        code: str,
+        context: Mapping[str, Any] | None,
+        overrides: Mapping[str, Any],
+        cancel: Cancel,
+    ) -> Result:
+        if self._closed:
+            raise RequestError("runner", "is closed")
+        chosen = {
+            key: value
+            for key, value in overrides.items()
+            if value is not None and not isinstance(value, _Default)
+        }
+        given = {**self._defaults, **chosen}
+        if context is not None:
+            given["context"] = context
+        _check_keys(given)
+        request = build_request(
+            code=code, **{key: given[key] for key in REQUEST_KEYS if given.get(key) is not None}
+        )
+        return self._engine.run(
+            request,
+            level=given.get("level"),
+            backend=given.get("backend"),
+            wishes=wishes_from(given),
+            emit=_text_callbacks(given.get("on_stdout"), given.get("on_stderr")),
+            cancel=cancel,
+        )
+
+    def close(self) -> None:
+        """End what the runner keeps warm; later calls are errors."""
+        self._closed = True
+        self._engine.close()
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+_KNOWN = {
+    *REQUEST_KEYS, *POLICY_KEYS, "policy", "level", "backend", "on_stdout", "on_stderr",
+}  # fmt: skip
+
+
+def _check_keys(given: Mapping[str, Any]) -> None:
+    for key in given:
+        if key in RESERVED:
+            raise RequestError(key, "is reserved for a later version")
+        if key not in _KNOWN:
+            raise RequestError(key, f"unknown option; known: {', '.join(sorted(_KNOWN))}")
+
+
+def wishes_from(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The policy keys of a call: those of `policy`, under the call's own keywords."""
+    policy = given.get("policy")
+    base: Mapping[str, Any] = {}
+    if isinstance(policy, Policy):
+        base = {
+            **{name: getattr(policy.limits, name) for name in policy.limits.__slots__},
+            "network": policy.network,
+            "filesystem": policy.filesystem,
+            "modules": policy.modules,
+            "min_isolation": policy.min_isolation,
+        }
+    elif isinstance(policy, Mapping):
+        base = policy
+    elif policy is not None:
+        raise RequestError("policy", f"cannot be a {type(policy).__name__}")
+    own = {key: given[key] for key in POLICY_KEYS if given.get(key) is not None}
+    return {**base, **own}
+
+
+def build_request(
+    *,
+    code: str | None = None,
+    command: Iterable[str] = (),
+    language: str = "python",
+    stdin: bytes | str = b"",
+    args: Iterable[str] = (),
+    env: Mapping[str, str] | None = None,
+    files: Mapping[str, bytes | str] | None = None,
+    outputs: Iterable[str] = (),
+    context: Mapping[str, Any] | None = None,
+    mounts: Iterable[Mount | str] = (),
+    python: str | None = None,
+    image: str | None = None,
+) -> Request:
+    """Check everything about a program that can be checked before choosing where it runs."""
+    if code is not None:
+        if not isinstance(code, str):
+            raise RequestError("code", f"is text, not {type(code).__name__}")
+        name = languages.find(language).file
+    else:
+        name = None
+    contents: dict[str, bytes] = {}
+    for path, data in (files or {}).items():
+        clean = collect.checked_name("files", path)
+        if clean == name:
+            raise RequestError("files", f"{clean!r} is where the program itself is written")
+        if clean in contents or any(other.startswith(clean + "/") for other in contents):
+            raise RequestError("files", f"{clean!r} is given twice")
+        contents[clean] = _bytes(f"files[{clean!r}]", data)
+    return Request(
+        code=code,
+        command=_words("command", command),
+        language=languages.find(language).name,
+        stdin=_bytes("stdin", stdin),
+        args=_words("args", args),
+        env=_environment(env or {}),
+        files=contents,
+        outputs=_words("outputs", outputs),
+        context=_variables(context or {}),
+        mounts=_distinct(tuple(parse_mount(mount) for mount in _listed("mounts", mounts))),
+        python=python,
+        image=image,
+    )
+
+
+def _bytes(where: str, given: object) -> bytes:
+    if isinstance(given, str):
+        return given.encode("utf-8", "surrogateescape")
+    if isinstance(given, bytes | bytearray | memoryview):
+        return bytes(given)
+    raise RequestError(where, f"is bytes or text, not {type(given).__name__}")
+
+
+def _listed(where: str, given: Any) -> tuple[Any, ...]:
+    if isinstance(given, str | bytes):
+        raise RequestError(where, "is a list", fix=f"write {where}=[{given!r}]")
+    return tuple(given)
+
+
+def _words(where: str, given: Iterable[str]) -> tuple[str, ...]:
+    words = _listed(where, given)
+    for word in words:
+        if not isinstance(word, str):
+            raise RequestError(where, f"{word!r} is not text")
+        if "\0" in word:
+            raise RequestError(where, "contains a NUL byte")
+    return words
+
+
+def _environment(given: Mapping[str, str]) -> dict[str, str]:
+    for name, text in given.items():
+        if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+            raise RequestError("env", f"{name!r} is not a variable name")
+        if not isinstance(text, str) or "\0" in text:
+            raise RequestError(f"env[{name!r}]", "is text without NUL bytes")
+    return dict(given)
+
+
+def _variables(given: Mapping[str, Any]) -> dict[str, Any]:
+    for name in given:
+        if not isinstance(name, str) or not name.isidentifier():
+            raise RequestError("context", f"{name!r} is not a variable name")
+    return dict(given)
+
+
+def _distinct(mounts: tuple[Mount, ...]) -> tuple[Mount, ...]:
+    seen: set[str] = set()
+    for mount in mounts:
+        if mount.dst in seen:
+            raise RequestError("mounts", f"{mount.dst!r} is the destination of two mounts")
+        seen.add(mount.dst)
+    return mounts
+
+
+def _text_callbacks(on_stdout: OnText | None, on_stderr: OnText | None) -> Emit | None:
+    """An emit that decodes as it goes: a character split over two pieces arrives whole."""
+    if on_stdout is None and on_stderr is None:
+        return None
+    import codecs
+
+    make = codecs.getincrementaldecoder("utf-8")
+    streams = {
+        name: (make("replace"), call)
+        for name, call in (("stdout", on_stdout), ("stderr", on_stderr))
+        if call is not None
+    }
+
+    def emit(event: Event) -> None:
+        if isinstance(event, Output) and event.stream in streams:
+            decoder, call = streams[event.stream]
+            if text := decoder.decode(event.data):
+                call(text)
+
+    return emit
+
+
+_runner: Runner | None = None
+_runner_lock = threading.Lock()
+
+
+def _shared_runner() -> Runner:
+    """The runner behind `belljar.run`, made on first use from the configuration."""
+    global _runner
+    with _runner_lock:
+        if _runner is None:
+            _runner = Runner(settings=load())
+        return _runner

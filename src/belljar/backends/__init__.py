@@ -1,0 +1,1 @@
+"""Isolation technologies behind one seam: `base` has the contract, `registry` finds them."""

@@ -1,0 +1,153 @@
+"""The seam between the engine and an isolation technology.
+
+Contract of a backend:
+- `probe` says whether this host can run it, and the command that makes it so. It never raises.
+- `compile` is pure. It returns a Plan whose `enforcement` names, for every policy field, what holds
+  it; or it raises PolicyUnenforceable with the fields that nothing would hold. It starts nothing.
+- `run` blocks until the whole process tree of the run is gone and its files are deleted. A guest's
+  failure is a Result; the backend's own failure is a BelljarError. It is called from many threads.
+- `run` emits Output and Displayed events only, and keeps reading `cancel` until the end.
+- Exit status, signal, times and limits in the Result come from the kernel or the engine, never from
+  bytes that the guest wrote.
+- `close` ends everything the backend keeps warm. A closed backend refuses to run.
+
+Third parties publish a backend through the entry-point group `belljar.backends` and test it with
+`belljar.testing.conformance`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ..errors import PolicyUnenforceable
+from ..events import Emit
+from ..policy import Isolation, Policy
+from ..types import Enforcement, Request, Result
+
+# Every field a backend must account for in its enforcement report.
+FIELDS = (
+    "timeout", "memory", "cpus", "processes", "disk", "output", "open_files",
+    "network", "filesystem", "mounts",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Availability:
+    """Whether a backend can run here; if not, why, and the command that changes it."""
+
+    available: bool
+    reason: str = ""
+    fix: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """A policy compiled for one backend: everything `run` needs, and what will hold each field.
+
+    `spec` is the backend's own, made of plain values so that a test can compare it with a snapshot.
+    """
+
+    backend: str
+    isolation: Isolation
+    request: Request
+    policy: Policy
+    enforcement: Mapping[str, Enforcement]
+    spec: Any = None
+    warnings: tuple[str, ...] = field(default=())
+
+
+class Cancel:
+    """A switch that any thread may flip to end a run; poll loops watch its descriptor."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe()
+        self._lock = threading.Lock()
+        self._open = True
+        self._event = threading.Event()
+
+    def fileno(self) -> int:
+        return self._reader
+
+    def set(self) -> None:
+        with self._lock:
+            if self._open and not self._event.is_set():
+                self._event.set()
+                os.write(self._writer, b"x")
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return self._event.wait(timeout)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._open:
+                self._open = False
+                os.close(self._reader)
+                os.close(self._writer)
+
+    def __enter__(self) -> Cancel:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class Backend(Protocol):
+    """See the module's docstring for the contract."""
+
+    name: str
+    isolation: Isolation
+
+    def probe(self) -> Availability: ...
+
+    def compile(self, policy: Policy, request: Request) -> Plan: ...
+
+    def run(self, plan: Plan, emit: Emit, cancel: Cancel) -> Result: ...
+
+    def close(self) -> None: ...
+
+
+def enforced(by: str) -> Enforcement:
+    return Enforcement(state="enforced", by=by)
+
+
+def best_effort(by: str) -> Enforcement:
+    return Enforcement(state="best_effort", by=by)
+
+
+def absent(why: str) -> Enforcement:
+    return Enforcement(state="absent", by=why)
+
+
+def refuse_unless_held(
+    name: str, isolation: Isolation, policy: Policy, report: Mapping[str, Enforcement]
+) -> None:
+    """Raise PolicyUnenforceable if `report` is not enough for `policy` on this rung.
+
+    A floor up to `process` accepts `best_effort`; nothing accepts `absent`. The import lint is not
+    asked: it never was a boundary.
+    """
+    floor = policy.min_isolation
+    lacking: dict[str, str] = {}
+    if not isolation.at_least(floor):
+        lacking["min_isolation"] = f"needs {floor.value}, {name} is {isolation.value}"
+    strict = not Isolation.PROCESS.at_least(floor)
+    for field_name, held in report.items():
+        if field_name == "modules":
+            continue
+        if held.state == "absent" or (strict and held.state == "best_effort"):
+            lacking[field_name] = f"{held.state}: {held.by}"
+    if lacking:
+        why = "; ".join(f"{field_name} ({reason})" for field_name, reason in lacking.items())
+        raise PolicyUnenforceable(
+            f"backend {name!r} cannot enforce this policy: {why}",
+            fields=tuple(lacking),
+            fix="choose a stronger backend (`belljar backends`), or relax the fields named",
+        )

@@ -1,0 +1,199 @@
+"""Lends our own process to a program: streams, directory, environment and modules, and back again.
+
+All of this exists once in a process. While a program has it, every other thread of ours sees its
+working directory, its environment and its `sys.stdout`. That is why runs take turns, and one reason
+why this is for development only.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal, NoReturn
+
+from ..capture import HeadTail
+from ..lint import WARNING_FILTERS
+from .inprocess_guard import in_guest_thread
+
+_SLICE = 0.02  # seconds between two chances to stop a program that sleeps
+_Stream = Literal["stdout", "stderr"]
+
+
+class Streams:
+    """What the program writes: captured within the cap, and queued for whoever streams it."""
+
+    def __init__(self, cap: int) -> None:
+        self.captured: dict[_Stream, HeadTail] = {"stdout": HeadTail(cap), "stderr": HeadTail(cap)}
+        self.news = threading.Event()
+        self._live: deque[tuple[_Stream, bytes]] = deque()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def write(self, stream: _Stream, data: bytes) -> None:
+        with self._lock:
+            live = b"" if self._closed else self.captured[stream].feed(data)
+        if live:
+            self._live.append((stream, live))
+            self.news.set()
+
+    def take(self) -> Iterator[tuple[_Stream, bytes]]:
+        """What came since the last time, in order."""
+        while self._live:
+            yield self._live.popleft()
+
+    def close(self) -> None:
+        """Let nothing more in: a thread that could not be ended may still be writing."""
+        with self._lock:
+            self._closed = True
+
+
+class _Writer(io.RawIOBase):
+    """The bytes below `sys.stdout`: the program's are captured, those of our threads go on to ours.
+
+    It has no descriptor: `fileno` raises UnsupportedOperation, as for any stream that is no file.
+    """
+
+    def __init__(self, streams: Streams, stream: _Stream, ours: Any) -> None:
+        self._streams = streams
+        self._stream: _Stream = stream
+        self._ours = ours
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        piece = bytes(data)
+        if in_guest_thread():
+            self._streams.write(self._stream, piece)
+        elif self._ours is not None:
+            self._ours.write(piece.decode("utf-8", "replace"))
+        return len(piece)
+
+
+@contextmanager
+def lent(root: str, stdin: bytes, streams: Streams, env: dict[str, str]) -> Iterator[None]:
+    """Our process as the program's, with `root`/work as its directory, until the block ends."""
+    work, tmp = os.path.join(root, "work"), os.path.join(root, "tmp")
+    with ExitStack() as back:
+        _swap_warnings(back)
+        for name, value in {
+            "stdin": io.TextIOWrapper(io.BytesIO(stdin), "utf-8", "surrogateescape"),
+            "stdout": _text(streams, "stdout", "surrogateescape"),
+            "stderr": _text(streams, "stderr", "backslashreplace"),
+        }.items():
+            _swap(back, sys, name, value)
+            _swap(back, sys, f"__{name}__", value)
+        for name in ("argv", "path"):
+            _swap(back, sys, name, list(getattr(sys, name)))
+        for name in ("displayhook", "excepthook"):
+            _swap(back, sys, name, getattr(sys, f"__{name}__"))
+        _swap(back, tempfile, "tempdir", tmp)
+        _swap(back, time, "sleep", _for_guests(_patient_sleep, time.sleep))
+        _swap(back, os, "_exit", _for_guests(_exit, os._exit))
+        _swap(back, os, "abort", _for_guests(_abort, os.abort))
+        _swap(back, threading, "excepthook",
+              _for_guests(threading.__excepthook__, threading.excepthook))  # fmt: skip
+        back.callback(sys.setrecursionlimit, sys.getrecursionlimit())
+        back.callback(os.umask, os.umask(0o022))
+        _swap_environment(back, env)
+        back.callback(os.chdir, _current_directory())
+        os.chdir(work)
+        back.callback(_forget_modules, root)
+        if "__main__" in sys.modules:
+            back.callback(sys.modules.__setitem__, "__main__", sys.modules["__main__"])
+        yield
+
+
+def _swap(back: ExitStack, holder: Any, name: str, value: Any) -> None:
+    back.callback(setattr, holder, name, getattr(holder, name))
+    setattr(holder, name, value)
+
+
+def _swap_environment(back: ExitStack, env: dict[str, str]) -> None:
+    before = dict(os.environ)
+
+    def put(values: dict[str, str]) -> None:
+        os.environ.clear()
+        os.environ.update(values)
+
+    back.callback(put, before)
+    put(env)
+
+
+def _current_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # ours was deleted under us; there is nothing to come back to
+        return tempfile.gettempdir()
+
+
+def _text(streams: Streams, stream: _Stream, errors: str) -> io.TextIOWrapper:
+    # RawIOBase is what TextIOWrapper needs, whatever its annotation says: it never writes in part.
+    raw: Any = _Writer(streams, stream, getattr(sys, stream))
+    return io.TextIOWrapper(raw, "utf-8", errors, newline="\n", write_through=True)
+
+
+def _swap_warnings(back: ExitStack) -> None:
+    """The filters of a fresh interpreter, and afterwards ours again."""
+    kept = warnings.catch_warnings()
+    with WARNING_FILTERS:
+        kept.__enter__()
+        warnings.resetwarnings()
+        warnings.filterwarnings("default", category=DeprecationWarning, module="__main__")
+        for category in (
+            DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning,
+        ):  # fmt: skip
+            warnings.simplefilter("ignore", category, append=True)
+
+    def put_back() -> None:
+        with WARNING_FILTERS:
+            kept.__exit__(None, None, None)
+
+    back.callback(put_back)
+
+
+def _forget_modules(root: str) -> None:
+    """So that the next program, with modules of the same names, does not get this one's."""
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None) or "").startswith(root):
+            del sys.modules[name]
+    for path in [path for path in sys.path_importer_cache if path.startswith(root)]:
+        del sys.path_importer_cache[path]
+
+
+def _for_guests(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+    """One function that is `theirs` in the program's threads and `ours` everywhere else."""
+
+    def choose(*args: Any, **kwargs: Any) -> Any:
+        return (theirs if in_guest_thread() else ours)(*args, **kwargs)
+
+    return choose
+
+
+_sleep = time.sleep
+
+
+def _patient_sleep(seconds: float, /) -> None:
+    """`time.sleep` in slices: between them Python can throw the exception that ends a thread."""
+    if not seconds > _SLICE:
+        return _sleep(seconds)
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        _sleep(min(left, _SLICE))
+
+
+def _exit(status: int) -> NoReturn:
+    """`os._exit` would be the end of our own process."""
+    raise SystemExit(status)
+
+
+def _abort() -> NoReturn:
+    raise SystemExit(134)

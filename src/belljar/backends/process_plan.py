@@ -1,0 +1,345 @@
+"""What a Linux child process can be held by: the pure half of the `subprocess` backend.
+
+From a policy, a request and the host's facts: which layers apply, what each policy field is held
+by, and the plain values that the supervisor is started with.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .. import languages
+from ..errors import CommandNotFound
+from ..guest import protocol
+from ..interpreter import find as find_interpreter
+from ..policy import Policy
+from ..types import Enforcement, Request
+from .base import absent, best_effort, enforced
+
+if TYPE_CHECKING:
+    from ..linux.probe import HostFacts
+
+LAYERS = (
+    "namespaces", "landlock", "seccomp", "cgroup", "rlimits", "subreaper", "watchdog", "output_cap",
+)  # fmt: skip
+
+GUEST_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+# What programs read to start at all. /etc by name, so that its secrets stay out.
+SYSTEM = (
+    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store",
+    *(f"/etc/{name}" for name in (
+        "alternatives", "ca-certificates", "debian_version", "group", "hosts", "ld.so.cache",
+        "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types", "nsswitch.conf", "os-release",
+        "passwd", "protocols", "resolv.conf", "services", "ssl", "timezone",
+    )),
+)  # fmt: skip
+# Sockets of daemons and mounted secrets live here; nothing a guest needs does.
+HIDDEN = ("/run",)
+_AF_INET, _AF_INET6, _AF_NETLINK = 2, 10, 16
+_SHM = 64 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spec:
+    """What the supervisor is told, apart from the paths that exist only during the run."""
+
+    argv: tuple[str, ...]
+    file: str | None
+    worker: bool
+    layers: tuple[str, ...]
+    empty_network: bool
+    own_proc: bool
+    private_tmp: bool
+    read_only: tuple[str, ...]
+    read_write: tuple[str, ...]
+    links: tuple[tuple[str, str], ...]
+    hide: tuple[str, ...]
+    devices: tuple[str, ...]
+    shm_size: int
+    socket_families: tuple[int, ...]
+    memfd: bool
+    rlimits: tuple[tuple[int, int], ...]
+    cores: int
+    watch: Mapping[str, float] | None
+
+
+def active_layers(facts: HostFacts, disabled: frozenset[str]) -> frozenset[str]:
+    """The layers that this host has and nobody switched off."""
+    there = {
+        "namespaces": facts.userns,
+        "landlock": facts.landlock_abi > 0,
+        "seccomp": facts.seccomp,
+        "cgroup": facts.cgroup is not None,
+    }
+    return frozenset(name for name in LAYERS if there.get(name, True)) - disabled
+
+
+def enforcement(
+    policy: Policy,
+    request: Request,
+    facts: HostFacts,
+    active: frozenset[str],
+    user: tuple[int, int] | None,
+) -> dict[str, Enforcement]:
+    """Every policy field, and what will hold it with these layers."""
+    report = dict(_limits(policy, facts, active, user))
+    report["network"] = _network(policy, active)
+    report["filesystem"] = _filesystem(policy, facts, active, user)
+    report["mounts"] = _mounts(policy, request, active)
+    if policy.limits.fuel is not None:
+        report["fuel"] = absent("a process has no fuel; the wasm backend counts it")
+    if policy.modules.active:
+        report["modules"] = best_effort("import lint before the run; a lint, not a boundary")
+    return report
+
+
+def _limits(
+    policy: Policy, facts: HostFacts, active: frozenset[str], user: tuple[int, int] | None
+) -> Iterator[tuple[str, Enforcement]]:
+    version = facts.cgroup.version if facts.cgroup else 0
+    group = f"cgroup v{version}"
+    as_root = facts.root and user is None
+    cpus = policy.limits.cpus
+
+    clock = "the host's clock, then"
+    if "namespaces" in active:
+        yield "timeout", enforced(f"{clock} the kernel ends the pid namespace")
+    elif "cgroup" in active and "subreaper" in active:
+        yield "timeout", enforced(f"{clock} {group} stops forks and the subreaper kills the tree")
+    elif "subreaper" in active:
+        yield "timeout", best_effort(f"{clock} the subreaper kills the tree until nothing is left")
+    else:
+        yield "timeout", best_effort(f"{clock} the first process is killed; others may survive")
+
+    if "cgroup" in active:
+        yield "memory", enforced(f"{group} memory controller, the whole tree")
+    elif "watchdog" in active:
+        extra = " and RLIMIT_DATA" if "rlimits" in active else ""
+        yield "memory", best_effort(f"a watchdog over the tree, 40 times a second{extra}")
+    elif "rlimits" in active:
+        yield "memory", best_effort("RLIMIT_DATA, each process for itself")
+    else:
+        yield "memory", absent("no cgroup, no rlimits, no watchdog")
+
+    if "cgroup" in active:
+        yield "cpus", enforced(f"{group} cpu controller")
+    elif cpus >= len(facts.cpus):
+        yield "cpus", enforced("this machine has no more cores than allowed")
+    elif cpus >= 1 and cpus == int(cpus):
+        yield "cpus", enforced(f"affinity to {int(cpus)} of {len(facts.cpus)} cores")
+    elif "watchdog" in active:
+        yield "cpus", best_effort("affinity, and an end at cpus x timeout seconds of CPU time")
+    else:
+        yield "cpus", absent("no cgroup and no watchdog")
+
+    if "cgroup" in active:
+        yield "processes", enforced(f"{group} pids controller")
+    elif "rlimits" in active and "namespaces" in active and not as_root:
+        yield "processes", enforced("RLIMIT_NPROC in a user namespace of the run's own")
+    elif "watchdog" in active:
+        yield "processes", best_effort("a watchdog counts the tree, 40 times a second")
+    else:
+        yield "processes", absent("no cgroup, no RLIMIT_NPROC that binds, no watchdog")
+
+    parts = [
+        *(["RLIMIT_FSIZE for each file"] if "rlimits" in active else []),
+        *(["a watchdog over the work directory"] if "watchdog" in active else []),
+    ]
+    yield "disk", best_effort(" and ".join(parts)) if parts else absent("nothing counts it")
+    yield (
+        "output",
+        (
+            enforced("the host keeps head and tail and drops the rest")
+            if "output_cap" in active
+            else absent("the cap is off")
+        ),
+    )
+    yield (
+        "open_files",
+        (enforced("RLIMIT_NOFILE") if "rlimits" in active else absent("rlimits are off")),
+    )
+
+
+def _network(policy: Policy, active: frozenset[str]) -> Enforcement:
+    match policy.network.mode:
+        case "any":
+            return enforced("open, as the policy asks")
+        case "hosts":
+            return absent("a plain process cannot be held to a list of hosts")
+    if "namespaces" in active:
+        also = ", and seccomp for the other socket families" if "seccomp" in active else ""
+        return enforced(f"an empty network namespace{also}")
+    if "seccomp" in active:
+        return enforced("seccomp refuses every socket")
+    return absent("no network namespace and no seccomp")
+
+
+def _filesystem(
+    policy: Policy, facts: HostFacts, active: frozenset[str], user: tuple[int, int] | None
+) -> Enforcement:
+    files = policy.filesystem
+    if "landlock" not in active:
+        if facts.root and user is None:
+            return absent(
+                "as root without Landlock every file is open; set `user` or run unprivileged"
+            )
+        if files.read_only or files.hidden:
+            return absent("read-only and hidden paths need Landlock")
+        return best_effort("file permissions only: what this user can read, the program can")
+    if files.hidden and "namespaces" not in active:
+        return absent("hidden paths need a mount namespace")
+    return enforced(f"Landlock ABI {facts.landlock_abi}")
+
+
+def _mounts(policy: Policy, request: Request, active: frozenset[str]) -> Enforcement:
+    if not request.mounts:
+        return enforced("none asked for")
+    for mount in request.mounts:
+        if os.path.isabs(mount.dst) and mount.dst != mount.src:
+            return absent(
+                f"{mount.dst!r}: a plain process sees host paths; use a relative destination"
+            )
+    if "landlock" not in active:
+        if any(mount.mode == "ro" for mount in request.mounts):
+            return absent("read-only needs Landlock")
+        return best_effort("a link in the work directory")
+    writable = [mount.src for mount in request.mounts if mount.mode == "rw"]
+    writable += policy.filesystem.read_write
+    for mount in request.mounts:
+        if mount.mode == "ro" and any(_inside(mount.src, path) for path in writable):
+            return absent(f"{mount.src!r} is read-only inside a writable path")
+    return enforced("a link in the work directory, held by Landlock")
+
+
+def _inside(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(directory.rstrip("/") + "/")
+
+
+def shortcomings(facts: HostFacts, user: tuple[int, int] | None) -> Iterator[str]:
+    """What this host lacks, each with its consequence."""
+    if not facts.userns:
+        yield f"no user namespaces ({facts.userns_problem}): no pid namespace, host name visible"
+    elif not facts.proc_mount:
+        yield f"own /proc cannot be mounted ({facts.proc_mount_problem}): /proc is closed to guests"
+    if not facts.landlock_abi:
+        yield "no Landlock: files are held by file permissions only"
+    if not facts.seccomp:
+        yield f"no seccomp ({facts.seccomp_problem})"
+    if facts.cgroup is None:
+        yield "no writable cgroup: memory is held by a watchdog, cpu by affinity"
+    if facts.root and user is None:
+        yield "running as root: guests keep uid 0, without capabilities; set `user` to change that"
+
+
+def spec(
+    policy: Policy,
+    request: Request,
+    facts: HostFacts,
+    active: frozenset[str],
+    user: tuple[int, int] | None,
+) -> Spec:
+    """The values for the supervisor. Starts nothing; a missing command is CommandNotFound."""
+    argv, file, worker, needed = _program(request)
+    files, limits = policy.filesystem, policy.limits
+    spaces = "namespaces" in active
+    own_proc = spaces and facts.proc_mount
+    granted = [mount.src for mount in request.mounts if mount.mode == "rw"]
+    if policy.network.mode == "any":
+        families: tuple[int, ...] = (_AF_INET, _AF_INET6, _AF_NETLINK)
+    else:
+        families = (_AF_INET, _AF_INET6) if spaces else ()
+    return Spec(
+        argv=argv,
+        file=file,
+        worker=worker,
+        layers=tuple(name for name in LAYERS if name in active),
+        empty_network=policy.network.mode == "off",
+        own_proc=own_proc,
+        private_tmp=spaces and files.private_tmp and "/tmp" not in files.read_write,
+        read_only=(
+            *SYSTEM,
+            *needed,
+            *(["/proc"] if own_proc else []),
+            *files.read_only,
+            *(mount.src for mount in request.mounts if mount.mode == "ro"),
+        ),
+        read_write=(*files.read_write, *granted, *(["/dev/shm"] if spaces else [])),
+        links=tuple((m.dst, m.src) for m in request.mounts if not os.path.isabs(m.dst)),
+        hide=(*HIDDEN, *files.hidden) if spaces else (),
+        devices=DEVICES,
+        shm_size=min(_SHM, limits.memory // 4) if spaces else 0,
+        socket_families=families,
+        memfd="cgroup" in active,
+        rlimits=_rlimits(policy, facts, active, user) if "rlimits" in active else (),
+        cores=0 if "cgroup" in active else min(math.ceil(limits.cpus), len(facts.cpus)),
+        watch=_watch(policy, facts, active, user),
+    )
+
+
+def _program(request: Request) -> tuple[tuple[str, ...], str | None, bool, tuple[str, ...]]:
+    """(argv, the file the program is written to, whether our worker runs it, paths it reads)."""
+    if request.command:
+        path = shutil.which(request.command[0], path=GUEST_PATH)
+        if path is None:
+            raise CommandNotFound("command", f"{request.command[0]!r} is not installed")
+        return (path, *request.command[1:], *request.args), None, False, ()
+    language = languages.find(request.language)
+    if language.name != "python":
+        path = languages.installed(language)
+        real = os.path.realpath(path)
+        argv = (path, *language.command[1:], language.file, *request.args)
+        return argv, language.file, False, (path, real)
+    python = find_interpreter(request.python)
+    needed = (python.executable, *python.prefixes, protocol.GUEST_DIR)
+    return (python.executable, "-I"), language.file, True, needed
+
+
+def _rlimits(
+    policy: Policy, facts: HostFacts, active: frozenset[str], user: tuple[int, int] | None
+) -> tuple[tuple[int, int], ...]:
+    limits = policy.limits
+    found = [
+        # One byte: zero would still start a piped core handler on the host.
+        (resource.RLIMIT_CORE, 1),
+        (resource.RLIMIT_NOFILE, limits.open_files),
+        (resource.RLIMIT_FSIZE, limits.disk),
+        (resource.RLIMIT_MEMLOCK, 0),
+        # Room for thread stacks and the like: the exact total is the cgroup's or the watchdog's.
+        (resource.RLIMIT_DATA, limits.memory + (256 << 20)),
+    ]
+    for name, value in (("RLIMIT_MSGQUEUE", 0), ("RLIMIT_SIGPENDING", 1024)):
+        if hasattr(resource, name):
+            found.append((getattr(resource, name), value))
+    if "namespaces" in active and not (facts.root and user is None):
+        # The supervisor and init count too.
+        found.append((resource.RLIMIT_NPROC, limits.processes + 2))
+    return tuple(found)
+
+
+def _watch(
+    policy: Policy, facts: HostFacts, active: frozenset[str], user: tuple[int, int] | None
+) -> dict[str, float] | None:
+    """What the supervisor itself must count, because the kernel does not. Zero means nothing."""
+    if "watchdog" not in active:
+        return None
+    limits = policy.limits
+    disk = float(limits.disk)
+    if "cgroup" in active:
+        return {"every": 0.2, "memory": 0, "processes": 0, "cpu": 0, "disk": disk}
+    whole = limits.cpus >= 1 and limits.cpus == int(limits.cpus)
+    cpu = 0.0 if whole or limits.cpus >= len(facts.cpus) else limits.cpus * limits.timeout
+    held = "rlimits" in active and "namespaces" in active and not (facts.root and user is None)
+    return {
+        "every": 0.025,
+        "memory": limits.memory,
+        "processes": 0 if held else limits.processes,
+        "cpu": cpu,
+        "disk": disk,
+    }

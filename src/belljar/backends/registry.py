@@ -1,0 +1,54 @@
+"""Backends by name, imported only when asked for; ours and other people's come through one door."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+
+from ..errors import BackendUnavailable
+from .base import Backend
+
+# The same lines stand in pyproject.toml's entry points. Reading installed metadata costs more than
+# a run does, so the names we ship are known here; `test_registry` keeps the two equal.
+BUILT_IN = {
+    "inprocess": "belljar.backends.inprocess:InProcessBackend",
+    "subprocess": "belljar.backends.subprocess:SubprocessBackend",
+}
+# `auto` tries these in order: the strongest that starts fast comes first.
+PREFERENCE = ("subprocess",)
+GROUP = "belljar.backends"
+
+
+def names() -> tuple[str, ...]:
+    """Every backend known here, ours first."""
+    return (*BUILT_IN, *sorted(_foreign()))
+
+
+def load(name: str, **options: object) -> Backend:
+    """A new instance of the backend called `name`; BackendUnavailable lists those we know.
+
+    Of `options` a backend gets those that its constructor names.
+    """
+    target = BUILT_IN.get(name) or _foreign().get(name)
+    if target is None:
+        raise BackendUnavailable(
+            f"no backend is called {name!r}; known: {', '.join(names())}", fix="belljar backends"
+        )
+    module, _, attribute = target.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module), attribute)
+    except ImportError as error:
+        raise BackendUnavailable(
+            f"backend {name!r} cannot be imported: {error}", fix=f"pip install 'belljar[{name}]'"
+        ) from error
+    accepted = inspect.signature(factory).parameters
+    given = {key: value for key, value in options.items() if key in accepted and value is not None}
+    backend: Backend = factory(**given)
+    return backend
+
+
+def _foreign() -> dict[str, str]:
+    from importlib.metadata import entry_points
+
+    found = {point.name: point.value for point in entry_points(group=GROUP)}
+    return {name: value for name, value in found.items() if name not in BUILT_IN}

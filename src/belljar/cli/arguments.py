@@ -1,0 +1,50 @@
+"""The argument parser of every command: errors in our words, and `--` before the guest's own."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import NoReturn
+
+from ..errors import BelljarError
+
+
+class UsageError(BelljarError):
+    """The command line itself is wrong: exit code 125, like every failure of our own."""
+
+    code = "usage_invalid"
+
+
+class Parser(argparse.ArgumentParser):
+    """`belljar NAME`. With `guest_words`, options may stand anywhere before `--`, and what follows
+    `--` is the guest's: it ends up untouched in `args.rest`."""
+
+    def __init__(self, name: str, summary: str, *, epilog: str | None = None) -> None:
+        super().__init__(
+            prog=f"belljar {name}",
+            description=summary[:1].upper() + summary[1:] + ".",
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        self.guest_words = False
+
+    def parse_words(self, words: Sequence[str]) -> argparse.Namespace:
+        if not self.guest_words:
+            return self.parse_args(words)
+        end = words.index("--") if "--" in words else len(words)
+        args = self.parse_intermixed_args(words[:end])
+        args.rest = tuple(words[end + 1 :])
+        return args
+
+    def error(self, message: str) -> NoReturn:
+        fix = f"see `{self.prog} --help`"
+        if self.guest_words and message.startswith("unrecognized arguments"):
+            fix = f"flags of the guest's own go after --; ours are in `{self.prog} --help`"
+        raise UsageError(message, fix=fix)
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """The options that every command has."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    parser.add_argument("--config", metavar="FILE", help="read this file instead of ./belljar.toml")

@@ -1,0 +1,162 @@
+"""One run from the command line: engine, signals, live output, summary, exit code."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from types import FrameType
+from typing import Any
+
+from .. import config
+from ..backends.base import Cancel, Plan
+from ..engine import Engine
+from ..errors import BelljarError
+from ..types import Request, Result, Status
+from . import outputs, request, summary, terminal
+from .arguments import UsageError
+from .failures import print_json
+from .stream import GuestOutput
+
+_SIGNALS = tuple(
+    number
+    for name in ("SIGINT", "SIGTERM", "SIGHUP")
+    if (number := getattr(signal, name, None)) is not None
+)
+
+
+def open_engine(args: argparse.Namespace, **overrides: Any) -> Engine:
+    """The engine for the settings of this command line; the caller closes it."""
+    return Engine(config.load(path=args.config, overrides=overrides))
+
+
+def execute(args: argparse.Namespace, wanted: Request) -> int:
+    """Run `wanted` under the flags in `args`, or only explain it."""
+    asked: dict[str, Any] = {
+        "level": args.level,
+        "wishes": request.wishes(args),
+        "backend": args.backend,
+    }
+    with closing(open_engine(args)) as engine:
+        if args.explain:
+            return _explain(engine.plan(wanted, **asked), as_json=args.json)
+        talkative = not args.quiet and not args.json and terminal.is_terminal(sys.stderr)
+        if talkative:
+            summary.frame(engine.plan(wanted, **asked))
+
+        with Cancel() as cancel:
+            output = GuestOutput(raw=args.raw, on_broken=cancel.set)
+            try:
+                with _signals_cancel(cancel) as received:
+                    result = engine.run(
+                        wanted, emit=None if args.json else output, cancel=cancel, **asked
+                    )
+            finally:
+                # Also after a failure of ours: what the guest said until then is worth having.
+                output.finish()
+        if output.failure is not None:
+            return _output_failed(output.failure)
+
+        if args.json:
+            print_json(result.to_dict())
+        else:
+            if output.mid_line and not args.quiet:
+                terminal.say("")
+            _conclude(result, engine, wanted, asked, args, cancelled=bool(received))
+        status = 128 + received[0] if received else summary.exit_code(result)
+        return _deliver_files(result, args, talkative=talkative) or status
+
+
+def _conclude(
+    result: Result,
+    engine: Engine,
+    wanted: Request,
+    asked: dict[str, Any],
+    args: argparse.Namespace,
+    *,
+    cancelled: bool,
+) -> None:
+    talkative = terminal.is_terminal(sys.stderr)
+    if not args.quiet:
+        for warning in result.warnings:
+            terminal.complain(f"warning: {warning}", colour="yellow")
+    if result.status not in (Status.SUCCESS, Status.ERROR) or result.signal is not None:
+        summary.trouble(result, _policy(engine, wanted, asked), cancelled=cancelled)
+    if talkative and not args.quiet:
+        summary.completion(result)
+
+
+def _policy(engine: Engine, wanted: Request, asked: dict[str, Any]) -> Any:
+    """The limits the run had, for the message only: without them the message is shorter."""
+    try:
+        return engine.plan(wanted, **asked).policy
+    except BelljarError:
+        return None
+
+
+def _explain(plan: Plan, *, as_json: bool) -> int:
+    if not as_json:
+        sys.stdout.write(summary.explain(plan) + "\n")
+        sys.stdout.flush()
+        return 0
+    print_json(
+        {
+            "backend": plan.backend,
+            "isolation": plan.isolation.value,
+            "policy": plan.policy.to_dict(),
+            "enforcement": {
+                name: {"state": held.state, "by": held.by}
+                for name, held in plan.enforcement.items()
+            },
+            "warnings": list(plan.warnings),
+        }
+    )
+    return 0
+
+
+@contextmanager
+def _signals_cancel(cancel: Cancel) -> Iterator[list[int]]:
+    """Ctrl-C and the polite kills end the guest first; yields the signals that came."""
+    received: list[int] = []
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        if len(received) == 1:  # a second one may come in the middle of set(), which holds a lock
+            cancel.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    before = {number: signal.signal(number, handle) for number in _SIGNALS}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _output_failed(failure: OSError) -> int:
+    """Nobody reads any more, which is how `| head` ends us; or our output cannot be written."""
+    if failure.errno in (errno.EPIPE, errno.EIO):
+        raise BrokenPipeError
+    raise UsageError(f"cannot write the program's output: {failure.strerror}") from None
+
+
+def _deliver_files(result: Result, args: argparse.Namespace, *, talkative: bool) -> int:
+    """Write what --out collected. The JSON holds it already, so then only to a given --out-dir."""
+    if not args.out or (args.json and args.out_dir is None):
+        return 0
+    try:
+        done = outputs.write(result.files, args.out_dir or ".", globs=args.out, force=args.force)
+    except OSError as error:
+        raise UsageError(f"--out-dir {args.out_dir!r}: {error.strerror}") from None
+    if talkative:
+        for name in done.names:
+            terminal.say(f"   wrote {terminal.visible(name)}")
+    for name, problem in done.problems.items():
+        terminal.complain(f"{name!r} was not written: {problem}")
+    return 125 if done.problems else 0

@@ -1,0 +1,85 @@
+"""Carries the guest's bytes to our stdout and stderr while the run goes on.
+
+A reader that stalls (a pager, Ctrl-S) must not stall the loop that holds the guest to its time, so
+a thread of its own does the writing. What waits for it is bounded by the policy's output limit,
+because only output within that limit is emitted. The thread starts with the first output: until
+then the process has one thread, which lets a backend fork.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from typing import Literal, TextIO
+
+from ..events import Event, Output
+from .terminal import Neutraliser, is_terminal, write_all
+
+Stream = Literal["stdout", "stderr"]
+
+
+class GuestOutput:
+    """An `emit` for the engine. `on_broken` is called once, when our own output can take no more;
+    `failure` then says why."""
+
+    def __init__(self, *, raw: bool, on_broken: Callable[[], None]) -> None:
+        self.failure: OSError | None = None
+        self._on_broken = on_broken
+        self._filters: dict[Stream, Neutraliser | None] = {
+            "stdout": _filter(sys.stdout, raw),
+            "stderr": _filter(sys.stderr, raw),
+        }
+        self._queue: queue.SimpleQueue[tuple[Stream, bytes] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._mid_line: dict[Stream, bool] = {"stdout": False, "stderr": False}
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Output):
+            self._put(event.stream, event.data, final=False)
+
+    def finish(self) -> None:
+        """Flush what a filter held back and wait until everything is written."""
+        for stream in self._filters:
+            self._put(stream, b"", final=True)
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+
+    @property
+    def mid_line(self) -> bool:
+        """Whether a terminal's cursor was left in the middle of a line."""
+        return any(
+            mid and is_terminal(getattr(sys, stream)) for stream, mid in self._mid_line.items()
+        )
+
+    def _put(self, stream: Stream, data: bytes, *, final: bool) -> None:
+        neutraliser = self._filters[stream]
+        if neutraliser is not None:
+            data = neutraliser.feed(data, final=final)
+        if not data:
+            return
+        self._mid_line[stream] = not data.endswith(b"\n")
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write, name="guest-output", daemon=True)
+            self._thread.start()
+        self._queue.put((stream, data))
+
+    def _write(self) -> None:
+        descriptors = {"stdout": 1, "stderr": 2}
+        while (item := self._queue.get()) is not None:
+            if self.failure is not None:
+                continue
+            stream, data = item
+            try:
+                write_all(descriptors[stream], data)
+            except OSError as error:
+                self.failure = error
+                self._on_broken()
+
+
+def _filter(stream: TextIO | None, raw: bool) -> Neutraliser | None:
+    if raw or stream is None or not is_terminal(stream):
+        return None
+    return Neutraliser(stream.encoding or "ascii")

@@ -1,0 +1,195 @@
+"""A run as a person reads it: the frame before, the line after, and which limit was hit."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+
+from ..backends.base import Plan
+from ..policy import Policy
+from ..types import Enforcement, Result, Status
+from ..units import human_size
+from . import terminal
+from .terminal import paint, visible
+
+# limit_hit, or the status itself -> the policy field behind it and what to call it.
+_FIELDS = {
+    "timeout": ("timeout", "ran longer than"),
+    "oom": ("memory", "needed more memory than"),
+    "fuel_exhausted": ("fuel", "used more fuel than"),
+    "pids": ("processes", "needed more processes than"),
+    "disk": ("disk", "wrote more to disk than"),
+    "fds": ("open_files", "opened more files than"),
+    "output": ("output", "printed more than"),
+}
+
+
+def exit_code(result: Result) -> int:
+    """The exit code for a run that ended by itself or by its limits."""
+    match result.status:
+        case Status.SUCCESS:
+            return (result.exit_code or 0) & 0xFF
+        case Status.TIMEOUT:
+            return 124
+        case Status.REFUSED:
+            return 126
+        case Status.ERROR | Status.LIMIT if result.signal is None and result.exit_code:
+            # A program that met a limit and gave up by itself keeps the code it chose.
+            return result.exit_code & 0xFF or 1
+        case Status.ERROR:
+            return 128 + result.signal if result.signal else 1
+    return 137
+
+
+def limit_value(policy: Policy, name: str) -> str:
+    """A limit as people write it."""
+    value = getattr(policy.limits, name)
+    match name:
+        case "memory" | "disk" | "output":
+            return human_size(value)
+        case "timeout":
+            return f"{value:g} s"
+    return f"{value:g}"
+
+
+def network_text(policy: Policy) -> str:
+    network = policy.network
+    return network.mode if network.mode != "hosts" else ", ".join(network.allow)
+
+
+def frame(plan: Plan) -> None:
+    """The summary before a run: where it runs and what it may use."""
+    policy = plan.policy
+    limits = " · ".join(
+        f"{label} {limit_value(policy, name)}"
+        for label, name in (
+            ("time", "timeout"),
+            ("memory", "memory"),
+            ("cpus", "cpus"),
+            ("processes", "processes"),
+            ("disk", "disk"),
+        )
+    )
+    corners = ("╭─", "│ ", "╰─") if terminal.speaks_unicode(sys.stderr) else ("+-", "| ", "+-")
+    lines = (
+        f"belljar · {plan.backend} · isolation {plan.isolation.value} · level {policy.level}",
+        limits,
+        f"network {network_text(policy)}",
+    )
+    for corner, line in zip(corners, lines, strict=True):
+        terminal.say(paint(f"{corner} {_plain(visible(line))}", "dim"))
+
+
+def completion(result: Result) -> None:
+    """The line after a run: how it ended and what it cost."""
+    usage = result.usage
+    parts = [result.status.value, f"{usage.wall:.2f} s"]
+    if usage.cpu is not None:
+        parts.append(f"cpu {usage.cpu:.2f} s")
+    if usage.peak_memory is not None:
+        parts.append(f"memory peak {human_size(usage.peak_memory)}")
+    if result.signal is not None:
+        parts.append(signal_name(result.signal))
+    elif result.exit_code is not None:
+        parts.append(f"exit {result.exit_code}")
+    if result.truncated:
+        parts.append("output truncated")
+    if result.displays:
+        parts.append(f"{len(result.displays)} displays, see --json")
+    dashes = "──" if terminal.speaks_unicode(sys.stderr) else "--"
+    colour = "green" if result.success else "red"
+    terminal.say(paint(f"{dashes} {_plain(visible(' · '.join(parts)))}", colour))
+    if result.value is not None:
+        terminal.say(f"   value: {visible(_shortened(repr(result.value)))}")
+
+
+def trouble(result: Result, policy: Policy | None, *, cancelled: bool = False) -> None:
+    """What went wrong and how to go on, for every end but success and the program's own failure."""
+    field, verb = _FIELDS.get(result.limit_hit or result.status.value, (None, ""))
+    if cancelled:
+        terminal.complain("cancelled; the program was ended")
+    elif result.kill is not None and result.kill.reason == "cpu":
+        complaint = "timeout: the program used up the processor time of its cpus and timeout"
+        terminal.complain(complaint, "allow more with --cpus or --timeout")
+    elif field is not None:
+        bound = f"its {field} limit"
+        fix = f"allow more with --{field.replace('_', '-')}"
+        if policy is not None:
+            bound = limit_value(policy, field)
+            fix += f" {_more(policy, field)}"
+        name = result.limit_hit or result.status.value
+        terminal.complain(f"{name}: the program {verb} {bound}", fix)
+    elif result.status is Status.REFUSED:
+        why = result.error.message if result.error else "the program was refused before it ran"
+        terminal.complain(f"refused: {why}", "change the program, or allow it with --modules")
+    elif result.status is Status.KILLED:
+        terminal.complain("killed: the program was ended from outside")
+    elif result.signal is not None:
+        terminal.complain(f"the program died of {signal_name(result.signal)}")
+
+
+def explain(plan: Plan) -> str:
+    """The backend, the policy and what enforces it, as text."""
+    policy = plan.policy
+    rows = [
+        ("backend", f"{plan.backend} (isolation {plan.isolation.value})"),
+        ("level", f"{policy.level} (isolation at least {policy.min_isolation.value})"),
+    ]
+    for name in ("timeout", "memory", "cpus", "processes", "disk", "output", "open_files"):
+        rows.append((name, limit_value(policy, name)))
+    if policy.limits.fuel is not None:
+        rows.append(("fuel", limit_value(policy, "fuel")))
+    rows.append(("network", network_text(policy)))
+    files = policy.filesystem
+    for name in ("read_only", "read_write", "hidden"):
+        if paths := getattr(files, name):
+            rows.append((name, ", ".join(paths)))
+    for mount in plan.request.mounts:
+        rows.append(("mount", f"{mount.src} at {mount.dst} ({mount.mode})"))
+    modules = policy.modules
+    allowed = "any" if modules.allow is None else ", ".join(modules.allow) or "none"
+    denied = f" but {', '.join(modules.deny)}" if modules.deny else ""
+    rows.append(("modules", allowed + denied))
+    text = visible(table(rows)) + "\n\n" + enforcement_table(plan.enforcement)
+    return text + "".join(f"\nwarning: {visible(warning)}" for warning in plan.warnings)
+
+
+def enforcement_table(report: Mapping[str, Enforcement]) -> str:
+    """One line a policy field: whether it is held, and by what."""
+    rows = [(name, held.state, held.by) for name, held in report.items()]
+    return visible(table([("field", "state", "held by"), *rows]))
+
+
+def table(rows: Sequence[tuple[str, ...]]) -> str:
+    """Columns as wide as they need to be, two spaces apart."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def signal_name(number: int) -> str:
+    try:
+        return f"{signal.Signals(number).name} (signal {number})"
+    except ValueError:
+        return f"signal {number}"
+
+
+def _more(policy: Policy, name: str) -> str:
+    doubled = 2 * getattr(policy.limits, name)
+    match name:
+        case "memory" | "disk" | "output":
+            return human_size(doubled).replace(" ", "").replace("iB", "")
+        case "timeout":
+            return f"{doubled:g}s"
+    return f"{doubled:g}"
+
+
+def _shortened(text: str, most: int = 200) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _plain(text: str) -> str:
+    return text if terminal.speaks_unicode(sys.stderr) else text.replace("·", "-")

@@ -1,0 +1,256 @@
+"""Files into a work directory before a run, out of it afterwards, and its certain removal.
+
+After a run the directory is whatever a hostile program made of it. Everything here works by
+directory descriptors, never follows a link, opens only regular files, and is bounded in files,
+bytes and time. A file with a second hard link is listed but not read: its other name may be ours.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from .errors import RequestError
+from .types import File
+
+MAX_FILES = 1000
+MAX_BYTES = 64 << 20
+MAX_SECONDS = 10.0
+MAX_DEPTH = 64
+_DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
+_REGULAR = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+
+Stamp = tuple[int, int, int]
+
+
+def checked_name(where: str, name: object) -> str:
+    """`name` as a relative path below the work directory, or RequestError."""
+    if not isinstance(name, str) or not name:
+        raise RequestError(where, f"{name!r} is not a file name")
+    if "\0" in name:
+        raise RequestError(where, "a file name contains a NUL byte")
+    parts = name.replace(os.sep, "/").split("/")
+    if os.path.isabs(name) or ".." in parts:
+        raise RequestError(where, f"{name!r} leaves the work directory", fix="use a relative path")
+    clean = "/".join(part for part in parts if part not in ("", "."))
+    if not clean:
+        raise RequestError(where, f"{name!r} is not a file name")
+    return clean
+
+
+def write_inputs(workdir: str, files: Mapping[str, bytes]) -> None:
+    """Write `files` below `workdir`, which nobody else can write to yet."""
+    for name, data in files.items():
+        path = os.path.join(workdir, checked_name("files", name))
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "xb") as file:
+            file.write(data)
+
+
+@dataclass
+class Collected:
+    """What was found, and what had to be left out."""
+
+    files: dict[str, File] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
+def snapshot(workdir: str) -> dict[str, Stamp]:
+    """The state of `workdir` before the run, to tell changed files from given ones."""
+    with _Walk(workdir) as walk:
+        return {path: _stamp(entry) for path, _, _, entry in walk}
+
+
+def changed_files(workdir: str, before: Mapping[str, Stamp], outputs: tuple[str, ...]) -> Collected:
+    """The regular files that are new or different since `before`; contents for `outputs` globs."""
+    found = Collected()
+    budget = MAX_BYTES
+    with _Walk(workdir) as walk:
+        for path, parent, name, entry in walk:
+            if before.get(path) == _stamp(entry):
+                continue
+            if len(found.files) >= MAX_FILES:
+                found.warnings.append(f"only the first {MAX_FILES} changed files are listed")
+                break
+            size, data = entry.st_size, None
+            if any(_matches(path, glob) for glob in outputs):
+                if entry.st_nlink > 1:
+                    found.warnings.append(f"{path!r} has a second hard link and was not read")
+                else:
+                    data = _read(parent, name, budget)
+                    budget -= len(data or b"")
+            found.files[path] = File(
+                path=path, size=size, data=data, truncated=data is not None and len(data) < size
+            )
+        found.warnings += walk.warnings
+    if any(file.truncated for file in found.files.values()):
+        found.warnings.append(f"collected files were cut at {MAX_BYTES >> 20} MiB in all")
+    return found
+
+
+def _matches(path: str, glob: str) -> bool:
+    # "*.csv" means anywhere below, as in a .gitignore; a glob with a slash is anchored.
+    return fnmatch.fnmatchcase(path if "/" in glob else path.rsplit("/", 1)[-1], glob)
+
+
+def _stamp(entry: os.stat_result) -> Stamp:
+    return entry.st_mtime_ns, entry.st_size, entry.st_ino
+
+
+def _read(parent: int, name: str, budget: int) -> bytes | None:
+    """At most `budget` bytes of a regular file, whatever its size claims."""
+    try:
+        fd = os.open(name, _REGULAR, dir_fd=parent)
+    except OSError:
+        fd = _open_unreadable(name, parent, _REGULAR)
+        if fd < 0:
+            return None
+    with open(fd, "rb", buffering=0) as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return None
+        data = bytearray()
+        while len(data) < budget and (piece := file.read(min(1 << 20, budget - len(data)))):
+            data += piece
+        return bytes(data)
+
+
+def _open_unreadable(name: str, parent: int, flags: int) -> int:
+    """Open an entry that its owner took all rights from, following no link; -1 if we cannot."""
+    if not hasattr(os, "O_PATH"):
+        return -1
+    try:
+        handle = os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=parent)
+    except OSError:
+        return -1
+    try:
+        mode = os.fstat(handle).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            return -1
+        os.chmod(f"/proc/self/fd/{handle}", 0o700)
+        return os.open(name, flags, dir_fd=parent)
+    except OSError:
+        return -1
+    finally:
+        os.close(handle)
+
+
+class _Walk:
+    """Every regular file below a directory: (path, parent descriptor, name, stat). Bounded."""
+
+    def __init__(self, top: str) -> None:
+        self.warnings: list[str] = []
+        self._fds: list[int] = []
+        self._deadline = time.monotonic() + MAX_SECONDS
+        self._top = top
+
+    def __enter__(self) -> _Walk:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        while self._fds:
+            os.close(self._fds.pop())
+
+    def __iter__(self) -> Iterator[tuple[str, int, str, os.stat_result]]:
+        try:
+            top = os.open(self._top, _DIRECTORY)
+        except PermissionError:
+            os.chmod(self._top, 0o700)
+            top = os.open(self._top, _DIRECTORY)
+        self._fds.append(top)
+        yield from self._below(top, "", 0)
+
+    def _below(
+        self, parent: int, prefix: str, depth: int
+    ) -> Iterator[tuple[str, int, str, os.stat_result]]:
+        # scandir streams: a directory with a million names is never held as a list.
+        with os.scandir(parent) as entries:
+            for entry in entries:
+                if time.monotonic() > self._deadline:
+                    self._warn(f"listing files stopped after {MAX_SECONDS:.0f} s")
+                    return
+                name = entry.name
+                path = prefix + name
+                info = os.stat(name, dir_fd=parent, follow_symlinks=False)
+                if stat.S_ISREG(info.st_mode):
+                    yield path, parent, name, info
+                elif stat.S_ISDIR(info.st_mode):
+                    if depth >= MAX_DEPTH:
+                        self._warn(f"directories deeper than {MAX_DEPTH} were not listed")
+                        continue
+                    try:
+                        child = os.open(name, _DIRECTORY, dir_fd=parent)
+                    except OSError:
+                        child = _open_unreadable(name, parent, _DIRECTORY)
+                    if child < 0:
+                        self._warn(f"{path!r} could not be opened")
+                        continue
+                    self._fds.append(child)
+                    yield from self._below(child, path + "/", depth + 1)
+                    self._fds.remove(child)
+                    os.close(child)
+
+    def _warn(self, text: str) -> None:
+        if text not in self.warnings:
+            self.warnings.append(text)
+
+
+def remove_tree(path: str) -> None:
+    """Delete a directory that a guest wrote: any modes, any depth, never through a link.
+
+    Subdirectories are first moved side by side into one directory of ours, so that neither depth
+    nor path length ever matters.
+    """
+    if not os.path.lexists(path):
+        return
+    gone = path + ".gone"
+    os.makedirs(gone, 0o700, exist_ok=True)
+    os.rename(path, os.path.join(gone, "0"))
+    pending, moved = ["0"], 0
+    top = os.open(gone, _DIRECTORY)
+    try:
+        while pending:
+            name = pending.pop()
+            directory = _open_directory(name, top)
+            try:
+                os.fchmod(directory, 0o700)
+                while names := _some_names(directory):
+                    for child in names:
+                        if _is_directory(child, directory):
+                            moved += 1
+                            # A move rewrites "..", which needs write permission on the directory.
+                            os.close(_open_directory(child, directory, writable=True))
+                            os.rename(child, str(moved), src_dir_fd=directory, dst_dir_fd=top)
+                            pending.append(str(moved))
+                        else:
+                            os.unlink(child, dir_fd=directory)
+            finally:
+                os.close(directory)
+            os.rmdir(name, dir_fd=top)
+    finally:
+        os.close(top)
+    os.rmdir(gone)
+
+
+def _is_directory(name: str, parent: int) -> bool:
+    return stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
+
+
+def _open_directory(name: str, parent: int, *, writable: bool = False) -> int:
+    try:
+        fd = os.open(name, _DIRECTORY, dir_fd=parent)
+    except PermissionError:
+        fd = _open_unreadable(name, parent, _DIRECTORY)
+        if fd < 0:
+            raise
+    if writable:
+        os.fchmod(fd, 0o700)
+    return fd
+
+
+def _some_names(directory: int) -> list[str]:
+    with os.scandir(directory) as entries:
+        return [entry.name for entry, _ in zip(entries, range(10_000), strict=False)]

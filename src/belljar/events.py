@@ -1,0 +1,68 @@
+"""What happens during a run, as values, and where those values go."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from .types import Display, Request, Result
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunStarted:
+    """A request was admitted and its backend chosen."""
+
+    request: Request
+    backend: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Output:
+    """Bytes the guest wrote, exactly as written, within the output cap."""
+
+    id: str
+    stream: Literal["stdout", "stderr"]
+    data: bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Displayed:
+    """Something the guest showed."""
+
+    id: str
+    display: Display
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunFinished:
+    """The run is over and nothing of it is left."""
+
+    result: Result
+
+
+Event = RunStarted | Output | Displayed | RunFinished
+Emit = Callable[[Event], None]
+
+
+class Sink(Protocol):
+    """Receives every event of every run, on the thread of that run."""
+
+    def __call__(self, event: Event, /) -> None: ...
+
+
+class FanOut:
+    """One emit over many sinks. Sinks may be added while runs go on."""
+
+    def __init__(self, sinks: Iterable[Sink] = ()) -> None:
+        self._sinks: tuple[Sink, ...] = tuple(sinks)
+        self._lock = threading.Lock()
+
+    def add(self, sink: Sink) -> None:
+        with self._lock:
+            self._sinks = (*self._sinks, sink)
+
+    def __call__(self, event: Event) -> None:
+        for sink in self._sinks:
+            sink(event)

@@ -1,0 +1,270 @@
+"""The frames that a guest and its host exchange, and the strict JSON inside them.
+
+A frame is one byte of kind, four bytes of big-endian length, and that many bytes of payload. One
+descriptor carries them both ways, and one live interpreter may answer many RUN frames:
+
+    host -> guest   RUN (a program), RETURN (answer to CALL), INTERRUPT, CLOSE
+    guest -> host   READY, then per RUN any of DISPLAY, VALUE, ERROR, then END
+                    (OUTPUT, CALL, RETURN and INTERRUPT are reserved)
+
+Payloads are JSON in UTF-8. The guest may write anything at all: `Decoder` checks a length before it
+buffers the payload, and `loads` refuses whatever `dumps` would not have written, before it builds
+anything large.
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False  # as `typing` has it; importing that costs the guest half a start
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    Scan = Callable[[str, int], tuple[Any, int]]
+    Write = Callable[[object], str]
+
+# What to hand to `boot_code`; inside a guest it is wherever the files were put.
+GUEST_DIR = os.path.dirname(os.path.realpath(__file__))
+
+RUN = 0x01
+RETURN = 0x02
+INTERRUPT = 0x03
+CLOSE = 0x04
+READY = 0x81
+VALUE = 0x82
+ERROR = 0x83
+DISPLAY = 0x84
+OUTPUT = 0x85
+CALL = 0x86
+END = 0x87
+
+FROM_HOST = frozenset((RUN, RETURN, INTERRUPT, CLOSE))
+FROM_GUEST = frozenset((READY, VALUE, ERROR, DISPLAY, OUTPUT, CALL, END))
+
+HEADER = 5
+# What one frame from a guest may hold. A host's frame may use the whole of the length field.
+MAX_FRAME = 32 << 20
+MAX_HOST_FRAME = (1 << 32) - 1
+# A list of empty lists costs about sixty bytes of memory for every three on the wire, so the number
+# of values is bounded apart from the number of bytes.
+MAX_NODES = 1_000_000
+MAX_DEPTH = 256
+# Longer than any integer that `values` writes as digits; conversion takes quadratic time.
+MAX_DIGITS = 400
+
+_WINDOW = 1 << 20
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+
+
+class Frame:
+    """One message: a kind and its payload."""
+
+    __slots__ = ("kind", "payload")
+
+    def __init__(self, kind: int, payload: bytes) -> None:
+        self.kind = kind
+        self.payload = payload
+
+
+class ProtocolError(ValueError):
+    """The other side sent something that no honest peer sends.
+
+    `frames` holds those that were complete before it, when a Decoder raised this.
+    """
+
+    def __init__(self, problem: str, frames: tuple[Frame, ...] = ()) -> None:
+        super().__init__(problem)
+        self.frames = frames
+
+
+def encode(kind: int, payload: bytes = b"") -> bytes:
+    """The bytes of one frame."""
+    return bytes((kind,)) + len(payload).to_bytes(4, "big") + payload
+
+
+class Decoder:
+    """Turns a stream of bytes into frames, whatever the pieces it arrives in.
+
+    `feed` raises ProtocolError on an unknown kind or a length over `max_frame`, as soon as the
+    header is there, and again on every later call: a stream that lost its framing never regains it.
+    """
+
+    def __init__(self, kinds: frozenset[int] = FROM_GUEST, max_frame: int = MAX_FRAME) -> None:
+        self._kinds = kinds
+        self._max_frame = max_frame
+        self._buffer = bytearray()
+        self._problem = ""
+
+    @property
+    def pending(self) -> int:
+        """How many bytes of an unfinished frame are held."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes) -> list[Frame]:
+        if self._problem:
+            raise ProtocolError(self._problem)
+        frames: list[Frame] = []
+        self._buffer += data
+        start = 0
+        with memoryview(self._buffer) as view:
+            while len(view) - start >= HEADER:
+                kind = view[start]
+                size = int.from_bytes(view[start + 1 : start + HEADER], "big")
+                self._problem = self._judge(kind, size)
+                end = start + HEADER + size
+                if self._problem or end > len(view):
+                    break
+                frames.append(Frame(kind, bytes(view[start + HEADER : end])))
+                start = end
+        if self._problem:
+            self._buffer.clear()
+            raise ProtocolError(self._problem, tuple(frames))
+        del self._buffer[:start]
+        return frames
+
+    def _judge(self, kind: int, size: int) -> str:
+        if kind not in self._kinds:
+            return f"unknown frame kind 0x{kind:02x}"
+        if size > self._max_frame:
+            return f"a frame of {size} bytes is over the cap of {self._max_frame}"
+        return ""
+
+
+class _ScannerSettings:
+    """What `_json` asks its decoder for."""
+
+    strict = True
+    object_hook = None
+    object_pairs_hook = None
+    parse_float = float
+
+    @staticmethod
+    def parse_int(digits: str) -> int:
+        if len(digits) > MAX_DIGITS:
+            raise ProtocolError(f"an integer of {len(digits)} digits")
+        return int(digits)
+
+    @staticmethod
+    def parse_constant(name: str) -> None:
+        raise ProtocolError(f"{name} is not JSON")
+
+
+def _refuse(value: object) -> None:
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _accelerated_codec() -> tuple[Scan, Write]:
+    import _json
+
+    # The stub describes `make_scanner` as the class it is in Python, not as what C accepts.
+    scan: Scan = _json.make_scanner(_ScannerSettings)  # type: ignore[arg-type]
+    chunks = _json.make_encoder(
+        None, _refuse, _json.encode_basestring, None, ":", ",", False, False, False
+    )
+
+    def write(value: object) -> str:
+        return "".join(chunks(value, 0))
+
+    sample = '{"é":[1,0.5]}'
+    if write(scan(sample, 0)[0]) != sample:
+        raise ImportError("_json is not the module we know")
+    return scan, write
+
+
+def _plain_codec() -> tuple[Scan, Write]:
+    import json
+
+    decoder = json.JSONDecoder(
+        parse_int=_ScannerSettings.parse_int, parse_constant=_ScannerSettings.parse_constant
+    )
+    writer = json.JSONEncoder(
+        ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":")
+    )
+    return decoder.raw_decode, writer.encode
+
+
+# CPython's `json` package wraps `_json`, but importing the wrapper (it compiles expressions) takes
+# half as long as starting the interpreter does: it is for where the accelerator is missing.
+try:
+    _scan, _write = _accelerated_codec()
+except (ImportError, TypeError):
+    _scan, _write = _plain_codec()
+
+
+def clean(text: str) -> str:
+    """`text` without lone surrogates, which strict JSON has no bytes for."""
+    if text.isascii():
+        return text
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def dumps(value: object) -> bytes:
+    """`value`, of plain JSON types, as compact UTF-8. ValueError for NaN and lone surrogates."""
+    return _write(value).encode("utf-8")
+
+
+def loads(data: bytes, max_nodes: int = MAX_NODES, max_depth: int = MAX_DEPTH) -> Any:
+    """Read what `dumps` wrote; ProtocolError for everything else.
+
+    Of duplicate keys the last one wins. There is no white space around the value, no NaN, no escape
+    that could name half of a surrogate pair (non-ASCII text is never escaped), and no integer
+    longer than MAX_DIGITS.
+    """
+    try:
+        text = data.decode("utf-8")
+        check_shape(data, max_nodes, max_depth)
+        value, end = _scan(text, 0)
+    except ProtocolError:
+        raise
+    except (ValueError, StopIteration, RecursionError, SystemError) as problem:
+        # Without `json.decoder` loaded, `_json` has no exception to raise: hence SystemError.
+        raise ProtocolError(f"not strict JSON: {type(problem).__name__}") from None
+    if end != len(text):
+        raise ProtocolError("not strict JSON: something follows the value")
+    return value
+
+
+def check_shape(data: bytes, max_nodes: int = MAX_NODES, max_depth: int = MAX_DEPTH) -> None:
+    """Refuse too many values or too deep a nesting by looking at the punctuation outside strings.
+
+    Everything up to the first malformed byte is judged as the parser will judge it, so nothing
+    large is built from a document that is refused later. Windows keep the pieces small.
+    """
+    flat = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if b"\\ud" in flat or b"\\uD" in flat:
+        raise ProtocolError("an escaped surrogate")
+    inside = depth = nodes = 0
+    for start in range(0, len(flat), _WINDOW):
+        pieces = flat[start : start + _WINDOW].split(b'"')
+        outside = b"".join(pieces[inside::2])
+        inside ^= (len(pieces) - 1) & 1
+        brackets = outside.translate(None, _NOT_BRACKETS)
+        nodes += outside.count(b",") + brackets.count(b"[") + brackets.count(b"{")
+        if nodes > max_nodes:
+            raise ProtocolError(f"more than {max_nodes} values")
+        if depth + len(brackets) <= max_depth:  # too few to go too deep, whatever their order
+            depth += len(brackets) - 2 * (brackets.count(b"]") + brackets.count(b"}"))
+            continue
+        for bracket in brackets:
+            depth += 1 if bracket in b"[{" else -1
+            if depth > max_depth:
+                raise ProtocolError(f"nested more than {max_depth} deep")
+
+
+def boot_code(directory: str, fd: int, write_fd: int | None = None) -> str:
+    """The program for `python -I -c` that starts the worker on descriptor `fd`.
+
+    `fd` goes both ways (a socket) unless `write_fd` is given (two pipes). The program makes a
+    package out of `directory` without running anybody's `__init__`, so that the worker's relative
+    imports work and its byte code is cached like any module's.
+    """
+    return (
+        f"import sys;p=type(sys)('belljar_guest');p.__path__=[{directory!r}];"
+        "sys.modules['belljar_guest']=p;"
+        f"from belljar_guest.worker import main;main({fd!r},{write_fd!r})"
+    )

@@ -1,0 +1,383 @@
+"""Runs programs inside the sandbox and reports over one descriptor what became of them.
+
+The host learns from here only what the program itself could tell: its value, its exception, what it
+showed. How it ended, how long it took and what it used up the host asks the kernel. So nothing here
+is a boundary, and a program that attacks the worker can only spoil its own report.
+
+One `Interpreter` serves many programs; `main` gives it one and then ends as CPython would have,
+with threads joined and exit handlers run. Imports are few and late: they are most of the start-up.
+"""
+
+from __future__ import annotations
+import __future__
+
+import _thread
+import builtins
+import os
+import sys
+
+from . import failures, protocol
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import CodeType, TracebackType
+    from typing import Any
+
+    Send = Callable[[int, bytes], bool]
+
+_ONLY_AST = 0x400  # ast.PyCF_ONLY_AST, without importing ast
+_FUTURES = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
+# Address space to give back when a program has used up all the rest.
+_BALLAST = 4 << 20
+_OUT_OF_MEMORY = b'{"type":"MemoryError","message":"","traceback":"","memory":true}'
+_ANONYMOUS = "<belljar>"
+
+
+class Channel:
+    """The descriptor to the host: whole frames, from this process only, never in the way.
+
+    The program may close the descriptor, put a file of its own in its place, or fork. Then there is
+    nobody to tell, and `send` says so by returning False; it does not raise.
+    """
+
+    def __init__(self, read_fd: int, write_fd: int) -> None:
+        self._read_fd, self._write_fd = read_fd, write_fd
+        for fd in {read_fd, write_fd}:
+            os.set_inheritable(fd, False)
+            os.set_blocking(fd, True)
+        self._decoder = protocol.Decoder(protocol.FROM_HOST, protocol.MAX_HOST_FRAME)
+        self._frames: list[protocol.Frame] = []
+        self._pid = os.getpid()
+        self._identity = self._identify()
+        self._lock = _thread.RLock()
+        # The program may replace these in their module.
+        self._write, self._getpid = os.write, os.getpid
+
+    def _identify(self) -> tuple[int, int]:
+        status = os.fstat(self._write_fd)
+        return status.st_dev, status.st_ino
+
+    @property
+    def usable(self) -> bool:
+        try:
+            return self._getpid() == self._pid and self._identify() == self._identity
+        except OSError:
+            return False
+
+    def receive(self) -> protocol.Frame | None:
+        """The next frame from the host, or None at the end of the stream."""
+        while not self._frames:
+            data = os.read(self._read_fd, 1 << 20)
+            if not data:
+                return None
+            self._frames = self._decoder.feed(data)
+        return self._frames.pop(0)
+
+    def send(self, kind: int, payload: bytes = b"") -> bool:
+        return len(payload) <= protocol.MAX_FRAME and self.send_encoded(
+            protocol.encode(kind, payload)
+        )
+
+    def send_encoded(self, frame: bytes) -> bool:
+        if not self.usable:
+            return False
+        with self._lock:
+            try:
+                view = memoryview(frame)
+                while view:
+                    view = view[self._write(self._write_fd, view) :]
+            except OSError:
+                return False
+        return True
+
+    def close(self) -> None:
+        """Say nothing more, so that what runs at exit cannot either."""
+        if self.usable:
+            for fd in {self._read_fd, self._write_fd}:
+                os.close(fd)
+        self._pid = -1
+
+
+class Source:
+    """The loader of `__main__`: gives tracebacks and `inspect` the lines of a file that is not."""
+
+    def __init__(self, code: str) -> None:
+        self._code = code
+
+    def get_source(self, name: str) -> str:
+        return self._code
+
+
+class Outcome:
+    """How a program ended: `error` is what it raised and did not catch, if anything."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+    def leave(self) -> None:
+        """Go the way CPython goes after such an end; returns only if the program did."""
+        if self.error is None:
+            return
+        if issubclass(type(self.error), SystemExit):
+            raise self.error
+        if issubclass(type(self.error), KeyboardInterrupt):
+            sys.excepthook = lambda *told_already: None
+            raise self.error
+        raise SystemExit(1)
+
+
+class Interpreter:
+    """One `__main__` and the programs that run in it, one after another."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._ballast: bytes | None = None
+        self._memory_frame = protocol.encode(protocol.ERROR, _OUT_OF_MEMORY)
+        self._figures: list[object] = []
+        self._displays = 0
+        self.module = type(sys)("__main__")
+        self.module.__dict__.update(__builtins__=builtins, __spec__=None, __cached__=None)
+        if sys.version_info < (3, 14):
+            self.module.__annotations__ = {}
+        sys.modules["__main__"] = self.module
+        builtins.display = self.display  # type: ignore[attr-defined]
+
+    def run(self, request: dict[str, Any]) -> Outcome:
+        """Run `code` of a RUN request in `__main__`, and send what there is to say of it."""
+        code, filename = request["code"], request.get("filename", "main.py")
+        self._displays, self._ballast = 0, bytes(_BALLAST)  # calloc: claimed, not touched
+        lines = _lines(code)
+        try:
+            self._prepare(code, filename, request)
+            body, last = compile_program(code, filename)
+        except BaseException as problem:
+            # Here MemoryError means a parser that overflowed its stack, not a limit.
+            return self._failed(problem, None, filename, lines, memory=False)
+        try:
+            value = _execute(body, last, self.module.__dict__)
+        except SystemExit as problem:
+            self._succeeded(self.module.__dict__.get("result"))
+            return Outcome(problem)
+        except BaseException as problem:
+            return self._failed(problem, _of_program(problem.__traceback__), filename, lines)
+        self._succeeded(self.module.__dict__.get("result") if value is None else value)
+        return Outcome(None)
+
+    def display(self, *objects: object) -> None:
+        """Show objects to whoever reads the result; a builtin of every program."""
+        from . import displays
+
+        for obj in objects:
+            if self._displays < displays.MAX_DISPLAYS and self._channel.usable:
+                self._send_display(obj, displays.bundle(obj))
+
+    def _prepare(self, code: str, filename: str, request: dict[str, Any]) -> None:
+        sys.argv = [filename, *request.get("args", ())]
+        self.module.__dict__.update(__file__=filename, __loader__=Source(code))
+        context = request.get("context") or {}
+        if context:
+            from . import values
+
+            for name, wire in context.items():
+                try:
+                    self.module.__dict__[name] = values.decode(wire)
+                except ValueError as problem:
+                    raise ImportError(f"context variable {name!r}: {problem}") from None
+
+    def _succeeded(self, value: object) -> None:
+        """Send the value and what it looks like, as far as it has a form that may cross."""
+        try:
+            _restore_recursion()
+            if self._channel.usable:
+                self._send_value(value)
+                self._send_figures()
+        except BaseException:
+            return  # the program succeeded; what could not be said about it stays unsaid
+
+    def _send_value(self, value: object) -> None:
+        if value is None:
+            return
+        from . import values
+
+        wire = None
+        try:
+            wire = values.encode(value)
+            payload = protocol.dumps(wire)
+            protocol.check_shape(payload)
+            crossed = self._channel.send(protocol.VALUE, payload)
+        except BaseException:
+            crossed = False
+        if crossed and type(value).__module__ == "builtins":
+            return
+        from . import displays
+
+        shown = displays.bundle(value)
+        if not crossed or len(shown) > 1 or _is_table(wire):
+            self._send_display(value, shown)
+
+    def _send_figures(self) -> None:
+        """What pyplot drew and the program neither showed nor closed."""
+        if "matplotlib.pyplot" in sys.modules and self._channel.usable:
+            from . import displays
+
+            for shown in displays.figures(self._figures):
+                self._send_display(None, shown)
+
+    def _send_display(self, obj: object, shown: dict[str, str]) -> None:
+        from . import displays
+
+        if self._displays < displays.MAX_DISPLAYS:
+            self._displays += 1
+            self._channel.send(protocol.DISPLAY, protocol.dumps(shown))
+            if displays.is_figure(obj):
+                self._figures.append(obj)
+
+    def _failed(
+        self,
+        error: BaseException,
+        trace: TracebackType | None,
+        filename: str,
+        lines: list[str],
+        memory: bool = True,
+    ) -> Outcome:
+        """Send the error and print it, as well as the state of the interpreter allows."""
+        self._ballast = None
+        out_of_memory = memory and issubclass(type(error), MemoryError)
+        try:
+            if out_of_memory:
+                _forget_locals(trace)
+            _restore_recursion()
+            wire = failures.describe(error, trace, filename, lines)
+            if not memory:
+                wire.pop("memory", None)
+            sent = self._channel.send(protocol.ERROR, protocol.dumps(wire))
+            text = wire["traceback"]
+        except BaseException:
+            sent, text = False, ""
+        if not sent and out_of_memory:
+            self._channel.send_encoded(self._memory_frame)
+        try:
+            if not out_of_memory:
+                self._send_figures()
+            _print(error, trace, text)
+        except SystemExit as replaced:  # an exception hook may choose another exit code
+            return Outcome(replaced)
+        except BaseException:
+            return Outcome(error)
+        return Outcome(error)
+
+
+def compile_program(code: str, filename: str) -> tuple[CodeType, CodeType | None]:
+    """The program, and apart from it its last statement if that is an expression.
+
+    Both come from one parse, so line numbers, errors and `from __future__` are those of the whole.
+    """
+    try:
+        tree: Any = compile(code, filename, "exec", _ONLY_AST, dont_inherit=True)
+    except (RecursionError, MemoryError):
+        # A syntax tree in Python objects may nest less deeply than the compiler's own.
+        return compile(code, filename, "exec", dont_inherit=True), None
+    tail: Any = tree.body[-1] if tree.body else None
+    if type(tail).__name__ != "Expr":
+        return compile(tree, filename, "exec", dont_inherit=True), None
+    if len(tree.body) > 1 or type(tail.value).__name__ != "Constant":  # else it may be `__doc__`
+        del tree.body[-1]
+    body = compile(tree, filename, "exec", dont_inherit=True)
+    import _ast
+
+    expression: Any = _ast.Expression(body=tail.value)
+    flags = body.co_flags & _FUTURES
+    return body, compile(expression, filename, "eval", flags, dont_inherit=True)
+
+
+def _execute(body: CodeType, last: CodeType | None, namespace: dict[str, Any]) -> object:
+    exec(body, namespace)
+    return None if last is None else eval(last, namespace)
+
+
+def _lines(code: str) -> list[str]:
+    """The lines as the compiler counts them: form feeds and the like do not end one."""
+    import io
+
+    return list(io.StringIO(code, newline=None))
+
+
+def _of_program(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from the program's own first frame on."""
+    while trace is not None and trace.tb_frame.f_globals is globals():
+        trace = trace.tb_next
+    return trace
+
+
+def _forget_locals(trace: TracebackType | None) -> None:
+    """Free what the frames of the failed calls hold: it may be all of the memory."""
+    while trace is not None:
+        try:
+            trace.tb_frame.clear()
+        except RuntimeError:
+            return  # still running, as a generator's may be
+        trace = trace.tb_next
+
+
+def _restore_recursion() -> None:
+    """A program may have left too few frames for us to report it."""
+    if sys.getrecursionlimit() < 1000:
+        sys.setrecursionlimit(1000)
+
+
+def _is_table(wire: object) -> bool:
+    return type(wire) is dict and wire.get("$") in ("ndarray", "dataframe", "series")
+
+
+def _print(error: BaseException, trace: TracebackType | None, text: str) -> None:
+    """Tell the program's stderr, through its own exception hook if it has set one."""
+    BaseException.with_traceback(error, trace)
+    if sys.excepthook is not sys.__excepthook__:
+        sys.excepthook(type(error), error, trace)
+    elif sys.stderr is not None:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def _hide_boot() -> None:
+    """Forget the command line that started us: it says where the host keeps its files."""
+    if hasattr(sys, "orig_argv"):
+        sys.orig_argv = [sys.executable, "main.py"]
+    # From 3.13 on, tracebacks know the source of `-c`.
+    linecache = sys.modules.get("linecache")
+    for name in ("cache", "_interactive_cache"):
+        getattr(linecache, name, {}).clear()
+
+
+def _speak_utf8() -> None:
+    """The host reads UTF-8, whatever the locale in there says."""
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if stream is not None and stream.encoding.lower() != "utf-8":
+            stream.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+
+
+def main(read_fd: int, write_fd: int | None = None) -> None:
+    """Serve one RUN from the host over a socket (or two pipes), then end as the program did."""
+    channel = Channel(read_fd, read_fd if write_fd is None else write_fd)
+    ready = {"protocol": 1, "python": sys.version.split()[0]}
+    channel.send(protocol.READY, protocol.dumps(ready))
+    frame = channel.receive()
+    if frame is None or frame.kind != protocol.RUN:
+        return
+    request = protocol.loads(frame.payload, max_nodes=sys.maxsize)
+    del frame
+    _hide_boot()
+    _speak_utf8()
+    sys.path.insert(0, "")
+    outcome = Interpreter(channel).run(request)
+    channel.send(protocol.END)
+    channel.close()
+    outcome.leave()
+
+
+# These stay on the stack below the program, whose tracebacks must not show where we are installed.
+for _function in (main, Interpreter.run, _execute):
+    _function.__code__ = _function.__code__.replace(co_filename=_ANONYMOUS)

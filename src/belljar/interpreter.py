@@ -1,0 +1,51 @@
+"""Where a Python interpreter keeps what it reads, so that a guest can be shown just that."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
+
+from .errors import RequestError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interpreter:
+    """An executable and the directories it reads at start."""
+
+    executable: str
+    prefixes: tuple[str, ...]
+
+
+@cache
+def find(python: str | None) -> Interpreter:
+    """The interpreter `python` (a path, a name on PATH, a virtualenv), or the one running this."""
+    if python is None:
+        found = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
+        return Interpreter(executable=sys.executable, prefixes=_with_targets(sys.executable, found))
+    inside = os.path.join(python, "bin", "python")
+    path = inside if os.path.isfile(inside) else shutil.which(python)
+    if path is None:
+        raise RequestError("python", f"{python!r} is not an interpreter or a virtualenv")
+    code = (
+        "import sys; print(sys.prefix, sys.base_prefix, sys.exec_prefix, sys.executable, sep='\\n')"
+    )
+    asked = subprocess.run([path, "-I", "-c", code], capture_output=True, text=True, timeout=30)
+    if asked.returncode != 0:
+        raise RequestError("python", f"{python!r} does not run: {asked.stderr.strip()[-200:]}")
+    *prefixes, executable = asked.stdout.splitlines()
+    # A version manager's shim starts the real interpreter, which is the one to use.
+    return Interpreter(executable=executable, prefixes=_with_targets(executable, set(prefixes)))
+
+
+def _with_targets(executable: str, prefixes: set[str]) -> tuple[str, ...]:
+    """The prefixes, and where the executable's symbolic links lead on the way to the real file."""
+    found = {os.path.realpath(prefix) for prefix in prefixes} | prefixes
+    path = executable
+    while os.path.islink(path):
+        path = os.path.join(os.path.dirname(path), os.readlink(path))
+        found.add(path)
+    return tuple(sorted(found))

@@ -1,0 +1,1 @@
+"""Kernel facilities, one a file. Nothing here knows what a policy is."""

@@ -1,0 +1,230 @@
+"""Control groups: one group a run, made where this process may make one, version 1 or 2.
+
+A run joins its group by writing to descriptors that were opened beforehand, so that the process
+which joins needs no rights on the cgroup file system. Names carry our process id: `sweep` removes
+the groups of processes that are no longer there.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import time
+from dataclasses import dataclass
+
+from ..errors import BackendFailed
+
+_CONTROLLERS = ("memory", "pids", "cpu")
+_NAME = re.compile(r"belljar-(\d+)-[0-9a-f]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where groups can be made: version 1 has a directory a controller, version 2 has one."""
+
+    version: int
+    directories: tuple[str, ...]
+
+
+def find() -> Home | None:
+    """A place where we can make groups with memory, pids and cpu; None if there is none."""
+    own = _own_paths()
+    mounts = _mounts()
+    if all(name in mounts for name in _CONTROLLERS):
+        homes = []
+        for name in _CONTROLLERS:
+            home = _first_writable(mounts[name], own.get(name, "/"), ())
+            if home is None:
+                break
+            homes.append(home)
+        else:
+            return Home(1, tuple(homes))
+    if "2" in mounts:
+        home = _first_writable(mounts["2"], own.get("", "/"), ("memory.max", "pids.max", "cpu.max"))
+        if home is not None:
+            return Home(2, (home,))
+    return None
+
+
+def _own_paths() -> dict[str, str]:
+    """Controller name (empty for version 2) to this process's group."""
+    paths = {}
+    with open("/proc/self/cgroup") as file:
+        for line in file:
+            _, controllers, path = line.rstrip("\n").split(":", 2)
+            for name in controllers.split(","):
+                paths[name] = path
+    return paths
+
+
+def _mounts() -> dict[str, str]:
+    """Controller name, or "2" for the unified hierarchy, to its mount point."""
+    found = {}
+    with open("/proc/self/mounts") as file:
+        for line in file:
+            _, where, kind, options, *_ = line.split()
+            if kind == "cgroup2":
+                found["2"] = where
+            elif kind == "cgroup":
+                found |= {name: where for name in options.split(",") if name in _CONTROLLERS}
+    return found
+
+
+def _first_writable(mount: str, own: str, needed: tuple[str, ...]) -> str | None:
+    """The nearest of our own group and its ancestors where a new group has the `needed` files."""
+    parts = [part for part in own.split("/") if part and part != ".."]
+    while True:
+        directory = os.path.join(mount, *parts)
+        trial = os.path.join(directory, f"belljar-{os.getpid()}-0")
+        try:
+            os.mkdir(trial)
+        except OSError:
+            usable = False
+        else:
+            usable = all(os.access(os.path.join(trial, name), os.W_OK) for name in needed)
+            usable = usable and os.access(os.path.join(trial, "cgroup.procs"), os.W_OK)
+            os.rmdir(trial)
+        if usable:
+            return directory
+        if not parts:
+            return None
+        parts.pop()
+
+
+class Group:
+    """The control group of one run. Use `procs` to join it; `remove` when all members are gone."""
+
+    def __init__(self, home: Home, run: str, *, memory: int, processes: int, cpus: float) -> None:
+        name = f"belljar-{os.getpid()}-{run}"
+        self._version = home.version
+        self._paths = [os.path.join(directory, name) for directory in home.directories]
+        self._memory, self._pids, self._cpu = self._paths if home.version == 1 else self._paths * 3
+        period = 100_000
+        quota = max(1000, int(cpus * period))
+        try:
+            for path in self._paths:
+                os.mkdir(path)
+            self._write(self._pids, "pids.max", str(processes))
+            if home.version == 1:
+                self._write(self._memory, "memory.limit_in_bytes", str(memory))
+                self._write_if_there(self._memory, "memory.memsw.limit_in_bytes", str(memory))
+                self._write(self._cpu, "cpu.cfs_period_us", str(period))
+                self._write(self._cpu, "cpu.cfs_quota_us", str(quota))
+            else:
+                self._write(self._memory, "memory.max", str(memory))
+                self._write_if_there(self._memory, "memory.swap.max", "0")
+                self._write_if_there(self._memory, "memory.oom.group", "1")
+                self._write(self._cpu, "cpu.max", f"{quota} {period}")
+        except OSError as error:
+            self.remove()
+            raise BackendFailed(f"cannot make a control group: {error}", retryable=True) from error
+
+    @property
+    def procs(self) -> tuple[str, ...]:
+        """The files to which a joining process writes "0"."""
+        return tuple(os.path.join(path, "cgroup.procs") for path in self._paths)
+
+    def oom_kills(self) -> int:
+        """How often the kernel killed a member for want of memory."""
+        name = "memory.oom_control" if self._version == 1 else "memory.events"
+        return self._counter(self._memory, name, "oom_kill")
+
+    def forks_refused(self) -> int:
+        return self._counter(self._pids, "pids.events", "max")
+
+    def peak_memory(self) -> int | None:
+        name = "memory.max_usage_in_bytes" if self._version == 1 else "memory.peak"
+        try:
+            return int(self._read(self._memory, name))
+        except FileNotFoundError:  # memory.peak came with Linux 5.19
+            return None
+
+    def release(self) -> None:
+        """Before a kill: no more forks, and no throttling that would slow the dying down."""
+        self._write_if_there(self._pids, "pids.max", "0")
+        if self._version == 1:
+            self._write_if_there(self._cpu, "cpu.cfs_quota_us", "-1")
+        else:
+            self._write_if_there(self._cpu, "cpu.max", "max 100000")
+
+    def kill(self) -> None:
+        """End every member. The kernel's own switch where there is one."""
+        self.release()
+        if self._version == 2 and self._write_if_there(self._paths[0], "cgroup.kill", "1"):
+            return
+        for pid in self.members():
+            try:
+                os.kill(pid, 9)
+            except ProcessLookupError:
+                continue
+
+    def members(self) -> list[int]:
+        return [int(line) for line in self._read(self._pids, "cgroup.procs").split()]
+
+    def remove(self) -> None:
+        """Delete the group; a member that is still dying is waited for, briefly."""
+        for path in self._paths:
+            _remove(path)
+
+    def _counter(self, path: str, name: str, key: str) -> int:
+        for line in self._read(path, name).splitlines():
+            word, _, number = line.partition(" ")
+            if word == key:
+                return int(number)
+        return 0
+
+    @staticmethod
+    def _read(path: str, name: str) -> str:
+        with open(os.path.join(path, name)) as file:
+            return file.read()
+
+    @staticmethod
+    def _write(path: str, name: str, text: str) -> None:
+        fd = os.open(os.path.join(path, name), os.O_WRONLY)
+        try:
+            os.write(fd, text.encode())
+        finally:
+            os.close(fd)
+
+    def _write_if_there(self, path: str, name: str, text: str) -> bool:
+        """Write to a file that not every kernel has (swap accounting, for one)."""
+        try:
+            self._write(path, name, text)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.EACCES, errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+            return False
+        return True
+
+
+def _remove(path: str, seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            os.rmdir(path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                raise BackendFailed(f"control group {path} cannot be removed: {error}") from error
+            time.sleep(0.002)
+        else:
+            return
+
+
+def sweep(home: Home) -> None:
+    """Kill and remove the groups that crashed processes of ours left behind."""
+    for directory in home.directories:
+        for name in os.listdir(directory):
+            match = _NAME.fullmatch(name)
+            if not match or os.path.exists(f"/proc/{match[1]}"):
+                continue
+            path = os.path.join(directory, name)
+            with open(os.path.join(path, "cgroup.procs")) as file:
+                for pid in file.read().split():
+                    try:
+                        os.kill(int(pid), 9)
+                    except ProcessLookupError:
+                        continue
+            _remove(path)

@@ -1,0 +1,395 @@
+"""The supervisor of one run: a small process between the host and the guest.
+
+Theory of operation
+
+    host ──exec──> supervisor (this file; no secrets, empty environment, one thread)
+                     │ enters user, pid, net, ipc and uts namespaces           [if asked]
+                     └─fork─> init, pid 1 of the new pid namespace
+                                │ joins the control groups, own mount namespace, own /proc
+                                └─fork─> guest: rlimits, no capabilities, no_new_privs,
+                                         Landlock, seccomp, then exec
+    Without a pid namespace there is no init: the supervisor forks the guest itself and is a
+    subreaper, so that every orphan of the guest becomes its child.
+
+Descriptors: 0, 1, 2 and the frame descriptor are the guest's and pass through; the supervisor and
+init close their copies, so that end of file means that the guest's tree is gone. The control
+descriptor is ours alone. The host writes one byte to it, or closes it by dying, to have the run
+killed. We write lines: `started T`, `failed WHY`, `exit ...`.
+
+Who kills whom: killing init makes the kernel kill the whole pid namespace, and waiting for init
+returns only when that is done. Without one we kill all descendants again and again until the
+kernel says that we have no children left. Both are proofs, not hopes. If we die, init dies with us
+(PR_SET_PDEATHSIG) and the namespace with it.
+
+Everything between fork and exec happens in a process that the guest does not share: its exit
+status is read by wait4 here or in init, never reported by the guest.
+
+Start-up time is most of a short run: this module and what it imports stay away from json, enum,
+typing, socket and the like. The message from the host is a marshalled dict; it comes from the same
+interpreter, from the process that started us.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # `signal` would import enum, which costs more than everything here together
+import marshal
+import os
+import resource
+import select
+import sys
+import time
+
+from . import landlock, namespaces, seccomp, syscalls
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+
+def main(control: int) -> None:
+    """Read the launch message from `control`, run one guest, report, exit."""
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, [])
+    spec = _read_message(control)
+    try:
+        Run(control, spec).supervise()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the host must hear of it
+        _say(control, f"failed {type(error).__name__}: {error}")
+    os._exit(0)  # nothing to finalise, and the host is waiting
+
+
+def _read_message(control: int) -> dict[str, Any]:
+    header = _read_exactly(control, 4)
+    message = marshal.loads(_read_exactly(control, int.from_bytes(header, "big")))
+    assert isinstance(message, dict)
+    return message
+
+
+def _read_exactly(fd: int, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        piece = os.read(fd, size - len(data))
+        if not piece:
+            os._exit(0)  # the host is gone before anything started
+        data += piece
+    return data
+
+
+def _say(control: int, line: str) -> None:
+    try:
+        os.write(control, line.replace("\n", " ").encode() + b"\n")
+    except BrokenPipeError:  # the host is gone; what remains is to end
+        return
+
+
+class Run:
+    """One guest from fork to proven end."""
+
+    def __init__(self, control: int, spec: dict[str, Any]) -> None:
+        self.control = control
+        self.spec = spec
+        self.peak = 0
+        self.reason = ""
+
+    def supervise(self) -> None:
+        spec = self.spec
+        groups = [os.open(path, os.O_WRONLY) for path in spec["cgroup"]]
+        if spec["user"]:
+            uid, gid = spec["user"]
+            os.setgroups([])
+            os.setresgid(gid, gid, gid)
+            os.setresuid(uid, uid, uid)
+            syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # else /proc/self/uid_map is root's
+        if spec["namespaces"]:
+            namespaces.enter(network=spec["empty_network"])
+        elif spec["subreaper"]:
+            syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
+
+        errors, error_writer = os.pipe()
+        statuses, status_writer = os.pipe()
+        self.child = os.fork()
+        if self.child == 0:
+            os.close(self.control)
+            self._child(groups, error_writer, status_writer)
+        for fd in (*groups, error_writer, status_writer, spec["frame_fd"]):
+            if fd >= 0:
+                os.close(fd)
+        _forget_stdio()
+        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
+
+        with open(errors, "rb") as failures:
+            problem = failures.read()  # end of file: the exec succeeded and closed it
+        if problem:
+            self._kill()
+            _say(self.control, "failed " + problem.decode("utf-8", "replace"))
+            return
+        start = time.monotonic()
+        _say(self.control, f"started {start:.6f}")
+
+        if not self._wait_for_end():
+            self._kill()
+        ended = time.monotonic()
+        status, survivors = self._settle(statuses)
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = time.monotonic()
+        peak = max(self.peak, usage.ru_maxrss * 1024)
+        _say(
+            self.control,
+            f"exit {status} {usage.ru_utime + usage.ru_stime:.6f} {peak} {start:.6f} {ended:.6f} "
+            f"{survivors} {done - ended:.6f} {self.reason or '-'}",
+        )
+
+    # -- the guest's side of the fork ------------------------------------------------------------
+
+    def _child(self, groups: list[int], error_writer: int, status_writer: int) -> NoReturn:
+        try:
+            syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
+            for fd in groups:
+                os.write(fd, b"0")
+                os.close(fd)
+            if self.spec["namespaces"]:
+                self._arrange_mounts()
+                guest = os.fork()
+                if guest:
+                    os.close(error_writer)
+                    _be_init(guest, status_writer, self.spec["frame_fd"])
+                syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
+            self._become_guest()
+        except OSError as error:
+            os.write(error_writer, str(error).encode())
+        except Exception as error:  # noqa: BLE001 - reported by the parent, then to the host
+            os.write(error_writer, f"{type(error).__name__}: {error}".encode())
+        os._exit(120)
+
+    def _arrange_mounts(self) -> None:
+        spec = self.spec
+        namespaces.own_mounts()
+        if spec["private_tmp"]:
+            keep = [*spec["read_only"], *spec["read_write"]]
+            namespaces.private_tmp("/tmp", spec["private_tmp"], keep)
+        for path in spec["hide"]:
+            namespaces.hide(path)
+        if spec["shm_size"] and os.path.isdir("/dev/shm"):
+            namespaces.memory_directory("/dev/shm", spec["shm_size"])
+        if spec["own_proc"]:
+            namespaces.mount_proc()
+
+    def _become_guest(self) -> NoReturn:
+        spec = self.spec
+        os.setsid()
+        os.chdir(spec["cwd"])
+        os.umask(0o077)
+        if spec["affinity"]:
+            os.sched_setaffinity(0, spec["affinity"])
+        for number, value in spec["rlimits"]:
+            # An operator's own limit may be lower than ours: then it stays.
+            hard = resource.getrlimit(number)[1]
+            least = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(number, (least, least))
+        if spec["drop_capabilities"]:
+            syscalls.drop_capabilities()
+        syscalls.no_new_privileges()
+        if spec["landlock"]:
+            landlock.restrict(spec["read_only"], spec["read_write"], spec["devices"])
+        for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # Python ignores them; others should not
+            _signal.signal(number, _signal.SIG_DFL)
+        if spec["frame_fd"] >= 0:
+            os.set_inheritable(spec["frame_fd"], True)
+        if spec["seccomp"]:
+            seccomp.install(spec["seccomp"])
+        os.execve(spec["argv"][0], spec["argv"], spec["env"])
+
+    # -- watching and ending ---------------------------------------------------------------------
+
+    def _wait_for_end(self) -> bool:
+        """True when the guest ended by itself; False when it must be killed (`reason` says why)."""
+        pidfd = os.pidfd_open(self.child)
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        poll.register(self.control, select.POLLIN)
+        watch = self.spec["watch"]
+        try:
+            while True:
+                ready = dict(poll.poll(watch["every"] * 1000 if watch else None))
+                if pidfd in ready:
+                    return True
+                if self.control in ready:
+                    self.reason = "host"
+                    return False
+                if watch and self._over(watch):
+                    return False
+        finally:
+            os.close(pidfd)
+
+    def _over(self, watch: dict[str, Any]) -> bool:
+        """Whether the tree is past a limit that only we hold."""
+        members = descendants()
+        if (
+            watch["processes"]
+            and len(members) - (1 if self.spec["namespaces"] else 0) > watch["processes"]
+        ):
+            self.reason = "pids"
+        elif watch["memory"] and self._memory(members, watch["memory"]) > watch["memory"]:
+            self.reason = "oom"
+        elif watch["cpu"] and _cpu_seconds(members) > watch["cpu"]:
+            self.reason = "cpu"
+        elif (
+            watch["disk"]
+            and self._disk_due()
+            and _disk_use(watch["paths"], watch["disk"]) > watch["disk"]
+        ):
+            self.reason = "disk"
+        return bool(self.reason)
+
+    _next_disk_look = 0.0
+
+    def _disk_due(self) -> bool:
+        # Looking costs a stat a file: often enough to matter, seldom enough not to be the load.
+        now = time.monotonic()
+        if now < self._next_disk_look:
+            return False
+        self._next_disk_look = now + 0.2
+        return True
+
+    def _memory(self, members: list[int], limit: int) -> int:
+        # Resident sizes count shared pages many times: cheap, and an upper bound.
+        total = (
+            sum(_first_number(f"/proc/{pid}/statm", 1) for pid in members) * resource.getpagesize()
+        )
+        if total > limit:
+            total = sum(_proportional_size(pid) for pid in members)
+        self.peak = max(self.peak, total)
+        return total
+
+    def _kill(self) -> None:
+        if self.spec["namespaces"]:
+            os.kill(self.child, 9)
+            return
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            members = descendants() if self.spec["subreaper"] else [self.child]
+            for pid in members:
+                try:
+                    os.kill(pid, 9)
+                except ProcessLookupError:
+                    continue
+            if not self._reap():
+                return
+
+    _guest_status = -1
+
+    def _reap(self) -> bool:
+        """Collect the dead; False when there is nobody left, dead or alive."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                time.sleep(0.0005)
+                return True
+            if pid == self.child:
+                self._guest_status = status
+
+    def _settle(self, statuses: int) -> tuple[int, int]:
+        """After the end of the guest: end the rest of the tree; (wait status, survivors)."""
+        if self.spec["namespaces"]:
+            _, init_status = os.waitpid(self.child, 0)  # the kernel has emptied the namespace
+            with open(statuses, "rb") as answer:
+                raw = answer.read()
+            return (int(raw) if raw else init_status), 0
+        self._kill()
+        return self._guest_status, len(descendants()) if self.spec["subreaper"] else 0
+
+
+def _be_init(guest: int, status_writer: int, frame_fd: int) -> NoReturn:
+    """Pid 1: reap everybody, and pass the guest's wait status on. Our end is everybody's end."""
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
+    _forget_stdio()
+    if frame_fd >= 0:
+        os.close(frame_fd)
+    while True:
+        pid, status = os.wait()
+        if pid == guest:
+            os.write(status_writer, b"%d" % status)
+            os._exit(0)
+
+
+def _forget_stdio() -> None:
+    null = os.open("/dev/null", os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.close(null)
+
+
+def descendants() -> list[int]:
+    """Every living descendant of this process."""
+    found: list[int] = []
+    pending = [os.getpid()]
+    while pending:
+        pid = pending.pop()
+        try:
+            threads = os.listdir(f"/proc/{pid}/task")
+        except OSError:  # it ended while we looked
+            continue
+        for thread in threads:
+            try:
+                with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                    children = [int(word) for word in file.read().split()]
+            except OSError:
+                continue
+            found += children
+            pending += children
+    return found
+
+
+def _first_number(path: str, index: int) -> int:
+    try:
+        with open(path, "rb") as file:
+            return int(file.read().split()[index])
+    except (OSError, IndexError):  # the process ended while we looked
+        return 0
+
+
+def _proportional_size(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+            for line in file:
+                if line.startswith(b"Pss:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        return 0
+    return 0
+
+
+def _cpu_seconds(members: list[int]) -> float:
+    ticks = os.sysconf("SC_CLK_TCK")
+    total = 0
+    for pid in members:
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                fields = file.read().rsplit(b")", 1)[1].split()
+        except (OSError, IndexError):
+            continue
+        total += sum(int(fields[index]) for index in (11, 12, 13, 14))
+    return total / ticks
+
+
+def _disk_use(paths: list[str], enough: int) -> int:
+    """Bytes allocated below `paths`; stops looking once it is past `enough`."""
+    total, pending, looked = 0, list(paths), 0
+    while pending and total <= enough and looked < 100_000:
+        try:
+            with os.scandir(pending.pop()) as entries:
+                for entry in entries:
+                    looked += 1
+                    info = entry.stat(follow_symlinks=False)
+                    total += info.st_blocks * 512
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(entry.path)
+        except OSError:
+            continue
+    return total
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

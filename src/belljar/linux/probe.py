@@ -1,0 +1,107 @@
+"""What this kernel lets us do, found by trying it in a throw-away process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from functools import cache
+
+from . import cgroup, landlock, namespaces, seccomp, syscalls
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostFacts:
+    """Everything a Linux backend's `compile` needs to know about the host."""
+
+    machine: str
+    root: bool
+    userns: bool
+    userns_problem: str = ""
+    proc_mount: bool
+    proc_mount_problem: str = ""
+    landlock_abi: int
+    seccomp: bool
+    seccomp_problem: str = ""
+    cgroup: cgroup.Home | None
+    cpus: tuple[int, ...]
+
+
+@cache
+def facts() -> HostFacts:
+    """Probed once a process; takes a few milliseconds."""
+    userns = _try("namespaces")
+    proc = userns or _try("proc")
+    filters = _try("seccomp") if seccomp.supported() else f"no table for {syscalls.MACHINE}"
+    return HostFacts(
+        machine=syscalls.MACHINE,
+        root=os.geteuid() == 0,
+        userns=not userns,
+        userns_problem=userns,
+        proc_mount=not proc,
+        proc_mount_problem=proc,
+        landlock_abi=landlock.abi(),
+        seccomp=not filters,
+        seccomp_problem=filters,
+        cgroup=cgroup.find(),
+        cpus=tuple(sorted(os.sched_getaffinity(0))),
+    )
+
+
+def _attempt(what: str) -> None:
+    """Runs in the throw-away process."""
+    if what == "seccomp":
+        syscalls.no_new_privileges()
+        seccomp.install(seccomp.guest_filter((seccomp.AF_UNIX,), memfd=True))
+        return
+    namespaces.enter(network=True)
+    if os.fork() == 0:
+        try:
+            if what == "proc":
+                namespaces.own_mounts()
+                namespaces.mount_proc()
+        except OSError as error:
+            os.write(1, str(error).encode())
+        os._exit(0)
+    os.wait()
+
+
+def _try(what: str) -> str:
+    """Empty if it works here, else what went wrong."""
+    if threading.active_count() == 1 and len(os.listdir("/proc/self/task")) == 1:
+        return _try_forked(what)
+    # Forking a process that has threads is not safe: use a new interpreter.
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from belljar.linux import probe\n"
+        "try: probe._attempt(sys.argv[2])\n"
+        "except OSError as error: print(error)"
+    )
+    package_parent = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code, package_parent, what],
+        capture_output=True,
+        env={},
+        text=True,
+    )
+    return (done.stdout or done.stderr).strip()
+
+
+def _try_forked(what: str) -> str:
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(writer, 1)
+        try:
+            _attempt(what)
+        except OSError as error:
+            os.write(1, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as answer:
+        problem = answer.read()
+    os.waitpid(pid, 0)
+    return problem.decode().strip()

@@ -1,0 +1,107 @@
+"""The few system calls that Python has no name for, by ctypes. Errors are OSError."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+MACHINE = os.uname().machine
+NUMBERS = {
+    "x86_64": {"pivot_root": 155, "capset": 126, "seccomp": 317},
+    "aarch64": {"pivot_root": 41, "capset": 91, "seccomp": 277},
+}.get(MACHINE, {})
+# These came late enough to have one number everywhere.
+NUMBERS |= {
+    "landlock_create_ruleset": 444,
+    "landlock_add_rule": 445,
+    "landlock_restrict_self": 446,
+}
+
+CLONE_NEWNS = 0x0002_0000
+CLONE_NEWUTS = 0x0400_0000
+CLONE_NEWIPC = 0x0800_0000
+CLONE_NEWUSER = 0x1000_0000
+CLONE_NEWPID = 0x2000_0000
+CLONE_NEWNET = 0x4000_0000
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_CAPBSET_DROP = 24
+PR_SET_CHILD_SUBREAPER = 36
+PR_SET_NO_NEW_PRIVS = 38
+PR_CAP_AMBIENT = 47
+PR_CAP_AMBIENT_CLEAR_ALL = 4
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"{what}: {os.strerror(error)}")
+    return result
+
+
+def call(name: str, *args: object) -> int:
+    """A raw system call by name; an architecture without a table is an error, never a guess."""
+    if name not in NUMBERS:
+        raise OSError(38, f"{name}: no system call table for {MACHINE}")
+    return _check(_libc.syscall(NUMBERS[name], *args), name)
+
+
+def unshare(flags: int) -> None:
+    _check(_libc.unshare(ctypes.c_int(flags)), f"unshare({flags:#x})")
+
+
+def prctl(option: int, argument: int = 0, second: int = 0) -> None:
+    unsigned = ctypes.c_ulong
+    _check(
+        _libc.prctl(option, unsigned(argument), unsigned(second), unsigned(0), unsigned(0)),
+        f"prctl({option})",
+    )
+
+
+def mount(
+    source: str | None, target: str, kind: str | None, flags: int, data: str | None = None
+) -> None:
+    def text(value: str | None) -> bytes | None:
+        return None if value is None else os.fsencode(value)
+
+    _check(
+        _libc.mount(text(source), text(target), text(kind), ctypes.c_ulong(flags), text(data)),
+        f"mount {kind or source} on {target}",
+    )
+
+
+def sethostname(name: str) -> None:
+    raw = name.encode()
+    _check(_libc.sethostname(raw, ctypes.c_size_t(len(raw))), "sethostname")
+
+
+class _CapHeader(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+def drop_capabilities() -> None:
+    """Empty every capability set of this thread, for good: an exec does not bring any back."""
+    with open("/proc/sys/kernel/cap_last_cap") as file:
+        last = int(file.read())
+    try:
+        for capability in range(last + 1):
+            prctl(PR_CAPBSET_DROP, capability)
+    except PermissionError:
+        # Without CAP_SETPCAP there is nothing to lower: an ordinary user's sets are empty already,
+        # and no_new_privs keeps an exec from filling them out of the bounding set.
+        if os.geteuid() == 0:
+            raise
+    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
+    header = _CapHeader(0x2008_0522, 0)
+    call("capset", ctypes.byref(header), ctypes.create_string_buffer(24))
+
+
+def no_new_privileges() -> None:
+    prctl(PR_SET_NO_NEW_PRIVS, 1)

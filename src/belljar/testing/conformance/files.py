@@ -1,0 +1,200 @@
+"""Conformance: files in, files out, and a work directory that is the run's alone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ... import languages
+from ...errors import RequestError
+from ...types import Mount, Status
+from .harness import Backed, Jar, Watch
+
+
+class Files(Backed):
+    def test_given_files_are_in_the_work_directory(self, jar: Jar) -> None:
+        given = {
+            "a.txt": b"text",
+            "deep/er/b.bin": bytes(range(256)),
+            "sp ace/ü.txt": b"",
+            "c": b"x",
+        }
+        result = jar.run(
+            "{path: open(path, 'rb').read() for path in paths}",
+            files=given,
+            context={"paths": list(given)},
+        )
+        assert result.value == given
+
+    @pytest.mark.parametrize("name", ["../up.txt", "/etc/abs.txt", "a/../../up", "nul\0", "", "."])
+    def test_a_file_outside_the_work_directory_is_refused(self, jar: Jar, name: str) -> None:
+        with pytest.raises(RequestError) as refusal:
+            jar.run("1", files={name: b"x"})
+        assert refusal.value.field.startswith("files")
+
+    def test_the_work_directory_starts_with_what_was_given_and_nothing_else(self, jar: Jar) -> None:
+        code = "import os; sorted(os.listdir('.'))"
+        own = {languages.find("python").file}  # some backends write the program there, some do not
+        assert set(jar.run(code, files={"mine": b""}).value) - own == {"mine"}
+        assert set(jar.run(code).value) - own == set()
+
+    def test_changed_files_are_listed_and_asked_ones_have_their_content(self, jar: Jar) -> None:
+        result = jar.run(
+            """
+            import os
+            os.makedirs("out/deep")
+            open("out/deep/report.csv", "wb").write(b"a,b\\n\\x00")
+            open("notes.txt", "w").write("not asked for")
+            open("old.txt", "a").write(" and more")
+            """,
+            files={"old.txt": b"given", "untouched.txt": b"given"},
+            outputs=("*.csv",),
+        )
+        assert result.success, result
+        assert set(result.files) == {"out/deep/report.csv", "notes.txt", "old.txt"}
+        report = result.files["out/deep/report.csv"]
+        assert (report.data, report.size, report.truncated) == (b"a,b\n\x00", 5, False)
+        assert report.path == "out/deep/report.csv"
+        assert (result.files["notes.txt"].data, result.files["notes.txt"].size) == (None, 13)
+
+    def test_a_glob_with_a_slash_is_anchored(self, jar: Jar) -> None:
+        result = jar.run(
+            "import os; os.mkdir('out')\nfor p in ('x.txt', 'out/x.txt'): open(p, 'w').write(p)",
+            outputs=("out/*.txt",),
+        )
+        assert result.files["out/x.txt"].data == b"out/x.txt"
+        assert result.files["x.txt"].data is None
+
+    def test_outputs_survive_a_program_that_fails(self, jar: Jar) -> None:
+        result = jar.run("open('partial', 'w').write('so far')\n1 / 0", outputs=("partial",))
+        assert result.status is Status.ERROR
+        assert result.files["partial"].data == b"so far"
+
+    def test_outputs_survive_a_timeout(self, jar: Jar) -> None:
+        jar.needs("timeout")
+        code = "f = open('partial', 'w'); f.write('so far'); f.flush()\nwhile True: pass"
+        result = jar.run(code, outputs=("partial",), timeout=1)
+        assert result.status is Status.TIMEOUT
+        assert result.files["partial"].data == b"so far"
+
+    def test_a_link_is_never_followed_out_of_the_work_directory(
+        self, jar: Jar, open_dir: Path
+    ) -> None:
+        canary = open_dir / "canary"
+        canary.write_text("canary-content")
+        canary.chmod(0o644)
+        result = jar.run(
+            f"""
+            import os
+            os.symlink({str(canary)!r}, "link.out")
+            os.symlink({str(open_dir)!r}, "dir.out")
+            os.symlink("plain.out", "inner.out")
+            open("plain.out", "w").write("mine")
+            os.mkfifo("fifo.out")
+            """,
+            outputs=("*.out", "dir.out/*"),
+        )
+        assert result.success, result
+        assert result.files["plain.out"].data == b"mine"  # the control arm: a file is collected
+        assert b"canary-content" not in b"".join(f.data or b"" for f in result.files.values())
+        assert "dir.out/canary" not in result.files
+
+    def test_odd_names_and_modes_are_collected_and_deleted(self, jar: Jar) -> None:
+        result = jar.run(
+            """
+            import os
+            open("new\\nline", "w").write("1")
+            open(b"bad-\\xff", "w").write("2")
+            open("shut", "w").write("3")
+            os.chmod("shut", 0)
+            os.mkdir("closed")
+            open("closed/inside", "w").write("4")
+            os.chmod("closed", 0)
+            """,
+            outputs=("*",),
+        )
+        assert result.success, result
+        assert result.files["new\nline"].data == b"1"
+        assert len(result.files) >= 3
+        assert all("\0" not in path for path in result.to_dict()["files"])
+
+    def test_the_work_directory_is_private_to_the_run(self, jar: Jar) -> None:
+        first = jar.run("import os; open('left', 'w').write('x'); os.getcwd()")
+        second = jar.run("import os; os.path.exists('left')")
+        assert first.success
+        assert second.value is False
+
+    def test_a_temporary_file_can_be_made(self, jar: Jar) -> None:
+        result = jar.run("""
+            import tempfile
+            with tempfile.NamedTemporaryFile() as file:
+                file.write(b"scratch")
+            """)
+        assert result.success, result.error
+
+    def test_nothing_of_the_run_is_left_on_disk(
+        self, open_dir: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("TMPDIR", str(open_dir))
+        monkeypatch.setattr("tempfile.tempdir", None)
+        backend = self.make_backend()
+        if not backend.probe().available:
+            pytest.skip(f"{backend.name} is not available")
+        jar = self.make_jar(backend)
+        during: list[bool] = []
+        code = """
+            import os
+            os.makedirs("deep/" * 20)
+            open("deep/file", "w").write("x")
+            os.chmod("deep", 0)
+            print(os.getcwd(), flush=True)
+            """
+        try:
+            watch = Watch(b"\n", lambda: during.append(any(open_dir.iterdir())))
+            where = jar.run(code, emit=watch).stdout.strip()
+            jar.run("1 / 0")
+            if jar.held("timeout").state != "absent":
+                jar.run("open('x', 'w').write('x')\nwhile True: pass", timeout=1)
+        finally:
+            jar.engine.close()
+        assert where
+        assert not os.path.exists(where) or os.path.samefile(where, ".")
+        assert list(open_dir.iterdir()) == []
+        if during != [True]:
+            pytest.skip("the work directory is not below TMPDIR: only its absence could be checked")
+
+    def test_a_host_file_is_out_of_reach_unless_it_is_mounted(
+        self, jar: Jar, open_dir: Path
+    ) -> None:
+        if jar.held("filesystem").state != "enforced":
+            pytest.skip(f"filesystem is {jar.held('filesystem').state}")
+        canary = open_dir / "canary"
+        canary.write_text("canary-content")
+        canary.chmod(0o666)
+        result = jar.run(f"open({str(canary)!r}).read()")
+        assert result.status is Status.ERROR
+        assert "canary-content" not in repr(result)
+        jar.run(f"open({str(canary)!r}, 'w').write('overwritten')")
+        assert canary.read_text() == "canary-content"
+        jar.run(f"import os; os.unlink({str(canary)!r})")
+        assert canary.exists()
+        if jar.held("mounts").state != "absent":  # the control arm
+            mounts = (Mount(str(open_dir), "shown", "ro"),)
+            assert jar.run("open('shown/canary').read()", mounts=mounts).value == "canary-content"
+
+    @pytest.mark.parametrize("mode", ["ro", "rw"])
+    def test_a_mount_is_writable_only_if_it_was_asked_so(
+        self, jar: Jar, open_dir: Path, mode: str
+    ) -> None:
+        jar.needs("mounts")
+        (open_dir / "given").write_text("given")
+        (open_dir / "given").chmod(0o666)
+        mounts = (Mount(str(open_dir), "shown", mode),)  # type: ignore[arg-type]
+        read = jar.run("open('shown/given').read()", mounts=mounts)
+        assert read.value == "given", read
+        written = jar.run("open('shown/new', 'w').write('by the guest')", mounts=mounts)
+        assert written.success == (mode == "rw"), written
+        assert (open_dir / "new").exists() == (mode == "rw")
+        assert (open_dir / "given").read_text() == "given"

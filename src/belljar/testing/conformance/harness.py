@@ -1,0 +1,153 @@
+"""What the parts of the suite share: one backend behind a real engine, and what it claims."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ...api import build_request
+from ...backends.base import Backend, Cancel, Plan
+from ...config import Settings
+from ...engine import Engine
+from ...events import Emit, Event, Output
+from ...policy import POLICY_KEYS, Isolation
+from ...types import Enforcement, Request, Result
+
+_REQUEST_KEYS = {field.name for field in fields(Request)}
+
+
+class Jar:
+    """One backend under test, used as everybody uses it: through an engine."""
+
+    def __init__(self, backend: Backend, level: str) -> None:
+        self.backend = backend
+        self.level = level
+        self.engine = Engine(Settings(), backends={backend.name: backend})
+
+    def run(
+        self, code: str, *, emit: Emit | None = None, cancel: Cancel | None = None, **wanted: Any
+    ) -> Result:
+        """Run `code`; other arguments are fields of the request or keys of the policy."""
+        request, wishes = self._asked(code, wanted)
+        return self.engine.run(
+            request,
+            level=wishes.pop("level", self.level),
+            wishes=wishes,
+            backend=self.backend.name,
+            emit=emit,
+            cancel=cancel,
+        )
+
+    def plan(self, code: str = "", **wanted: Any) -> Plan:
+        request, wishes = self._asked(code, wanted)
+        return self.engine.plan(
+            request,
+            level=wishes.pop("level", self.level),
+            wishes=wishes,
+            backend=self.backend.name,
+        )
+
+    def _asked(self, code: str, wanted: dict[str, Any]) -> tuple[Request, dict[str, Any]]:
+        asked = {key: wanted[key] for key in wanted if key in _REQUEST_KEYS}
+        wishes = {key: wanted[key] for key in wanted if key not in _REQUEST_KEYS}
+        assert set(wishes) <= {*POLICY_KEYS, "level"}, f"unknown arguments in {sorted(wishes)}"
+        # The import lint is the engine's, not the backend's: off unless a test is about it.
+        wishes.setdefault("modules", "any")
+        if "command" not in asked:
+            asked["code"] = textwrap.dedent(code) if code.startswith("\n") else code
+        id = asked.pop("id", None)
+        request = build_request(**asked)
+        return (replace(request, id=id) if id else request), wishes
+
+    def held(self, field: str) -> Enforcement:
+        """What the backend says about one policy field."""
+        return self.plan().enforcement[field]
+
+    def needs(self, *names: str) -> None:
+        """Skip the test where the backend does not claim to hold these fields."""
+        for name in names:
+            held = self.held(name)
+            if held.state == "absent":
+                pytest.skip(f"{name} is absent ({held.by}), so asking for it is refused")
+
+    def needs_own_process(self) -> None:
+        if self.backend.isolation is Isolation.NONE:
+            pytest.skip("rung none: the program shares the host's process")
+
+
+class Backed:
+    """The base of every part: subclasses of the whole suite say how to make a backend."""
+
+    #: The level to test at; None means `permissive` on the rung none and `standard` above it.
+    level: str | None = None
+
+    def make_backend(self) -> Backend:
+        raise NotImplementedError("define make_backend() in your Test class")
+
+    def make_jar(self, backend: Backend) -> Jar:
+        weak = backend.isolation is Isolation.NONE
+        return Jar(backend, self.level or ("permissive" if weak else "standard"))
+
+    @pytest.fixture
+    def jar(self) -> Iterator[Jar]:
+        backend = self.make_backend()
+        found = backend.probe()
+        if not found.available:
+            fix = f"; fix: {found.fix}" if found.fix else ""
+            pytest.skip(f"{backend.name} is not available: {found.reason}{fix}")
+        jar = self.make_jar(backend)
+        yield jar
+        jar.engine.close()
+
+    @pytest.fixture
+    def open_dir(self) -> Iterator[Path]:
+        """A host directory that any user may enter and write: only the sandbox can forbid it."""
+        path = tempfile.mkdtemp(prefix="belljar-conformance-")
+        Path(path).chmod(0o777)
+        yield Path(path)
+        shutil.rmtree(path)
+
+
+class Watch:
+    """An emit that keeps the guest's output and calls back once, when a given text has come."""
+
+    def __init__(self, text: bytes = b"", then: Any = None) -> None:
+        self.events: list[Event] = []
+        self._text, self._then = text, then
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
+        if self._then and isinstance(event, Output) and self._text in self.seen("stdout"):
+            then, self._then = self._then, None
+            then()
+
+    def seen(self, stream: str) -> bytes:
+        return b"".join(
+            event.data
+            for event in self.events
+            if isinstance(event, Output) and event.stream == stream
+        )
+
+
+def marked_processes(token: str) -> list[int]:
+    """Processes of this host, of any user, with `token` in their command line or environment."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        for source in ("cmdline", "environ"):
+            try:
+                if token.encode() in Path("/proc", entry, source).read_bytes():
+                    found.append(int(entry))
+                    break
+            except OSError:
+                continue  # gone meanwhile, or not ours to read
+    return found

@@ -1,0 +1,172 @@
+"""Conformance: when a run returns, all that it started is gone, and the host kept nothing."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from ...backends.base import Cancel
+from ...types import Mount, Status
+from .harness import Backed, Jar, Watch, marked_processes
+
+# Both end by themselves after a while, so that a backend which fails here leaves no lasting mess.
+DAEMON = """
+import os, signal, sys, time
+token = "{token}"
+reader, writer = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_IGN)
+        os.set_inheritable(writer, True)
+        tail = "import os, sys, time; os.write(int(sys.argv[2]), b'x'); time.sleep(60)"
+        os.execv(sys.executable, [sys.executable, "-S", "-c", tail, token, str(writer)])
+    os._exit(0)
+os.close(writer)
+os.read(reader, 1)
+print("daemon is up", flush=True)
+"""
+COMET = """
+import os, signal, time
+out = os.open("shown/beat", os.O_WRONLY | os.O_CREAT, 0o666)
+reader, writer = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    end, count = time.monotonic() + 30, 0
+    while time.monotonic() < end:
+        count += 1
+        os.pwrite(out, b"%09d" % count, 0)
+        if count == 20:
+            os.write(writer, b"x")
+        if os.fork():
+            os._exit(0)
+    os._exit(0)
+os.read(reader, 1)
+print("comet is up", flush=True)
+"""
+
+
+class Kills(Backed):
+    @pytest.mark.parametrize("ending", ["returns", "fails", "times out", "is cancelled"])
+    def test_a_daemon_that_ignores_signals_and_holds_stdout_is_gone(
+        self, jar: Jar, ending: str
+    ) -> None:
+        jar.needs_own_process()
+        if not os.path.isdir("/proc/self"):
+            pytest.skip("this host has no /proc to look for survivors in")
+        token = f"belljar-canary-{secrets.token_hex(8)}"
+        during: list[int] = []
+        code = (
+            DAEMON.format(token=token)
+            + {
+                "returns": "",
+                "fails": "1 / 0",
+                "times out": "while True: pass",
+                "is cancelled": "time.sleep(60)",
+            }[ending]
+        )
+        with Cancel() as cancel:
+
+            def is_up() -> None:
+                during.extend(marked_processes(token))
+                if ending == "is cancelled":
+                    cancel.set()
+
+            limit = {"timeout": 2} if ending == "times out" else {}
+            result = jar.run(code, emit=Watch(b"daemon is up", is_up), cancel=cancel, **limit)
+        left = marked_processes(token)
+        assert result.stdout == "daemon is up\n"
+        assert left == []
+        expected = {"returns": Status.SUCCESS, "fails": Status.ERROR, "times out": Status.TIMEOUT}
+        assert result.status is expected.get(ending, Status.KILLED)
+        assert result.kill is None or result.kill.survivors == 0
+        if not during:
+            pytest.skip("this host cannot see the guest's processes: their absence proves little")
+
+    def test_a_tight_chain_of_forks_is_gone(self, jar: Jar, open_dir: Path) -> None:
+        jar.needs_own_process()
+        jar.needs("mounts")
+        mounts = (Mount(str(open_dir), "shown", "rw"),)
+        result = jar.run(COMET, mounts=mounts)
+        assert (result.status, result.stdout) == (Status.SUCCESS, "comet is up\n"), result
+        beat = open_dir / "beat"
+        last = beat.read_text()
+        assert int(last) >= 20  # it did fly
+        deadline = time.monotonic() + 0.5
+        while time.monotonic() < deadline:
+            assert beat.read_text() == last
+        assert result.kill is None or result.kill.survivors == 0
+
+    def test_nothing_of_a_run_stays_in_the_host_process(self, jar: Jar) -> None:
+        if not os.path.isdir("/proc/self/fd"):
+            pytest.skip("this host does not list its own descriptors")
+
+        def some_runs() -> None:
+            assert jar.run("1", stdin=b"x" * (1 << 20), files={"a": b"x"}).success
+            assert jar.run("1 / 0").status is Status.ERROR
+            assert jar.run("print('x' * 10**6)", output="1K", outputs=("*",)).success
+            with pytest.raises(ValueError, match="language"):
+                jar.run("1", language="klingon")
+            if jar.held("timeout").state != "absent":
+                assert jar.run("while True: pass", timeout=0.5).status is Status.TIMEOUT
+            with Cancel() as cancel:
+                cancel.set()
+                jar.run("import time; time.sleep(60)", cancel=cancel)
+
+        some_runs()  # what a backend keeps for good, it has after its first run
+        before = descriptors(), zombies(), threading.active_count()
+        for _ in range(3):
+            some_runs()
+        assert (descriptors(), zombies(), threading.active_count()) == before
+
+    def test_a_child_that_outlives_its_parent_does_not_hold_the_run_up(self, jar: Jar) -> None:
+        jar.needs_own_process()
+        started = time.monotonic()
+        result = jar.run("import subprocess; subprocess.Popen(['sleep', '60'])\nprint('done')")
+        assert (result.status, result.stdout) == (Status.SUCCESS, "done\n")
+        assert time.monotonic() - started < 20
+
+    def test_a_stopped_child_is_gone_too(self, jar: Jar) -> None:
+        jar.needs_own_process()
+        started = time.monotonic()
+        result = jar.run("""
+            import os, signal
+            pid = os.fork()
+            if pid == 0:
+                while True: signal.pause()
+            os.kill(pid, signal.SIGSTOP)
+            os.waitpid(pid, os.WUNTRACED)
+            print("stopped")
+            """)
+        assert (result.status, result.stdout) == (Status.SUCCESS, "stopped\n")
+        assert result.kill is None or result.kill.survivors == 0
+        assert time.monotonic() - started < 20
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def zombies() -> list[int]:
+    """Children of this process that are dead and not waited for."""
+    found = []
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            children = (task / "children").read_text().split()
+        except OSError:
+            continue  # this kernel does not list them
+        for child in children:
+            try:
+                state = Path("/proc", child, "stat").read_text().rsplit(")", 1)[1].split()[0]
+            except OSError:
+                continue
+            if state == "Z":
+                found.append(int(child))
+    return found

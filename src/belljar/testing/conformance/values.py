@@ -1,0 +1,133 @@
+"""Conformance: what a program returns comes back typed, and what it is given arrives typed."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+from typing import Any
+
+import pytest
+
+from .harness import Backed, Jar
+
+UTC = datetime.timezone.utc  # noqa: UP017 - the expression is also run by guests before 3.11
+
+# An expression, run by the guest, and what it has to be on the host: equal, and of the same type.
+VALUES: list[Any] = [
+    True,
+    0,
+    -1,
+    2**63,
+    -(2**200),
+    1.5,
+    -0.0,
+    1e308,
+    "",
+    "text\n",
+    "日本語 🫙",
+    b"",
+    b"\x00\xff bytes",
+    [],
+    [1, "two", 3.0, None],
+    (1, (2, 3)),
+    {},
+    {"a": 1, "nested": {"list": [1, {"deep": b"x"}]}},
+    {1: "int key", (2, 3): "tuple key"},
+    {1, 2, 3},
+    datetime.datetime(2024, 2, 29, 12, 30, 15, 250000),
+    datetime.datetime(2024, 2, 29, 12, 30, tzinfo=UTC),
+    datetime.date(2024, 2, 29),
+    datetime.timedelta(days=1, seconds=2),
+]
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equal in value and in type, all the way down."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, float):
+        return math.copysign(1, left) == math.copysign(1, right) and left == right
+    return bool(left == right)
+
+
+class Values(Backed):
+    @pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:30])
+    def test_a_value_comes_back_as_it_was(self, jar: Jar, value: Any) -> None:
+        result = jar.run(f"import datetime\n{value!r}")
+        assert result.success, result
+        assert same(result.value, value), result.value
+        json.dumps(result.to_dict(), allow_nan=False)
+
+    @pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:30])
+    def test_a_variable_goes_in_as_it_is(self, jar: Jar, value: Any) -> None:
+        result = jar.run("given", context={"given": value})
+        assert result.success, result
+        assert same(result.value, value), result.value
+
+    @pytest.mark.parametrize("text", ["inf", "-inf", "nan"])
+    def test_floats_that_json_lacks_come_back(self, jar: Jar, text: str) -> None:
+        value = jar.run(f"float({text!r})").value
+        assert isinstance(value, float)
+        assert str(value) == text
+
+    def test_the_last_expression_is_the_value(self, jar: Jar) -> None:
+        assert jar.run("x = 20\nprint(x)\nx * 2 + 2").value == 42
+
+    def test_without_a_last_expression_the_variable_result_is_the_value(self, jar: Jar) -> None:
+        assert jar.run("result = [1, 2]").value == [1, 2]
+        assert jar.run("for result in range(4): pass").value == 3
+
+    def test_the_last_expression_wins_over_result(self, jar: Jar) -> None:
+        assert jar.run("result = 1\n2").value == 2
+
+    def test_a_last_expression_that_is_none_is_no_value(self, jar: Jar) -> None:
+        result = jar.run("print('said')")
+        assert (result.value, result.success, result.stdout) == (None, True, "said\n")
+
+    def test_a_program_that_fails_has_no_value(self, jar: Jar) -> None:
+        assert jar.run("result = 5\n1 / 0").value is None
+
+    def test_several_variables_go_in(self, jar: Jar) -> None:
+        result = jar.run("a + len(b)", context={"a": 40, "b": [1, 2]})
+        assert result.value == 42
+
+    def test_a_value_that_cannot_cross_does_not_fail_the_program(self, jar: Jar) -> None:
+        result = jar.run("print('done')\nobject()")
+        assert result.success
+        assert result.stdout == "done\n"
+        json.dumps(result.to_dict(), allow_nan=False)
+
+    def test_a_value_that_contains_itself_does_not_fail_the_program(self, jar: Jar) -> None:
+        result = jar.run("x = []\nx.append(x)\nx")
+        assert result.success
+        json.dumps(result.to_dict(), allow_nan=False)
+
+    def test_a_value_that_lies_about_itself_does_not_fail_the_host(self, jar: Jar) -> None:
+        result = jar.run("""
+            class Liar(dict):
+                def items(self):
+                    raise RuntimeError("never mind")
+                def __repr__(self):
+                    raise RuntimeError("never mind")
+
+            Liar(a=1)
+            """)
+        json.dumps(result.to_dict(), allow_nan=False)
+
+    def test_a_dataframe_goes_in_and_comes_back(self, jar: Jar) -> None:
+        pandas = pytest.importorskip("pandas")
+        pytest.importorskip("pyarrow")
+        frame = pandas.DataFrame({"n": [1, 2, 3], "name": ["a", None, "ü"], "x": [0.5, 1.5, None]})
+        # pandas and Arrow take far more address space than a small program: give them room.
+        room = None if jar.held("memory").state == "absent" else "4G"
+        result = jar.run("df.assign(m=df.n * 2)", context={"df": frame}, memory=room)
+        assert result.success, result
+        expected = frame.assign(m=frame.n * 2)
+        pandas.testing.assert_frame_equal(result.value, expected, check_dtype=False)
+        assert str(result.value.dtypes["m"]) == "int64"
+        json.dumps(result.to_dict(), allow_nan=False)

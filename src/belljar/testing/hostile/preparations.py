@@ -1,0 +1,107 @@
+"""What single cases need around them before they mean anything, by case id."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from .scene import Scene
+
+Preparation = Callable[[Scene], AbstractContextManager[None]]
+PREPARATIONS: dict[str, Preparation] = {}
+
+# The tenant before: leaves itself wherever a pooled slot could keep it.
+_RESIDUE = """
+import builtins, mmap, os, sys, types
+builtins.RESIDUE = 'TOKEN'
+os.environ['RESIDUE'] = 'TOKEN'
+sys.modules['residue_mod'] = types.ModuleType('residue_mod')
+for path in ('/tmp/residue', '/dev/shm/residue'):
+    try:
+        with open(path, 'x') as file: file.write('TOKEN')
+    except OSError: pass
+pages = mmap.mmap(-1, 64 * 1048576)
+pages[:] = b'TOKEN'.ljust(64, b'.') * 1048576
+"""
+_RESIDUE_FILES = ("/tmp/residue", "/dev/shm/residue")
+
+
+def prepare(scene: Scene) -> AbstractContextManager[None]:
+    """The case's own preparation, or one that does nothing."""
+    return PREPARATIONS.get(scene.case.id, _nothing)(scene)
+
+
+def preparation(*ids: str) -> Callable[[Preparation], Preparation]:
+    def register(function: Preparation) -> Preparation:
+        PREPARATIONS.update(dict.fromkeys(ids, function))
+        return function
+
+    return register
+
+
+@contextmanager
+def _nothing(scene: Scene) -> Iterator[None]:
+    yield
+
+
+@preparation("fs-020-host-tmp-visible")
+@contextmanager
+def plant_in_tmp(scene: Scene) -> Iterator[None]:
+    """A file of the host in /tmp, to be listed by a guest that sees the host's /tmp."""
+    planted = Path("/tmp") / f"belljar-selftest-{scene.stage.token}"
+    planted.touch()
+    try:
+        yield
+    finally:
+        planted.unlink(missing_ok=True)
+
+
+@preparation("se-010-pool-residue-reader", "se-011-uninitialised-memory")
+@contextmanager
+def another_tenant_before(scene: Scene) -> Iterator[None]:
+    """Another tenant's program runs first, in whatever slot the case will get."""
+    there = [path for path in _RESIDUE_FILES if os.path.exists(path)]
+    if there:
+        raise RuntimeError(f"{there[0]} exists on this host: the case would be about that file")
+    scene.run(_RESIDUE.replace("TOKEN", scene.stage.token))
+    try:
+        yield
+    finally:
+        for path in _RESIDUE_FILES:
+            if os.path.exists(path) and Path(path).read_text() == scene.stage.token:
+                os.unlink(path)
+
+
+@preparation("pt-008-steal-stdin-next-cell")
+@contextmanager
+def queue_the_next_cell(scene: Scene) -> Iterator[None]:
+    """The next program of the same tenant waits for its turn, with the token in code and input."""
+    secret = f"NEXT-CELL-{scene.stage.token}"
+    cell = replace(scene.job, code=f"import time; time.sleep(1) # {secret}", stdin=secret.encode())
+    thread = threading.Thread(target=lambda: scene.subject.run(cell))
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+@preparation("pr-017-exec-storm")
+@contextmanager
+def program_under_every_name(scene: Scene) -> Iterator[None]:
+    """The program execs itself by reading sys.argv[0], which is `-c` from the second time on."""
+    scene.job = replace(scene.job, files={**scene.job.files, "-c": scene.job.code.encode()})
+    yield
+
+
+@preparation("rf-013-image-bomb")
+@contextmanager
+def note_image_libraries(scene: Scene) -> Iterator[None]:
+    from .checks.files import image_libraries
+
+    scene.notes["image libraries"] = image_libraries()
+    yield

@@ -1,0 +1,200 @@
+"""What exists on the host before a run and after it: everything that a run could leave behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import stat
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+_PATIENCE = 5.0
+_OURS = "belljar"
+_SHARED_PLACES = ("/dev/shm", "/var/tmp", "/run")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """Sets of names by kind. `leftovers` says what one has that an earlier one had not."""
+
+    kinds: Mapping[str, frozenset[str]]
+
+    @classmethod
+    def take(cls) -> Snapshot:
+        return cls(
+            kinds={
+                "process": frozenset(map(_describe, descendants())),
+                "cgroup": frozenset(_cgroups()),
+                "mount": frozenset(_mounts()),
+                "network namespace": frozenset(_names("/run/netns")),
+                "unix socket": frozenset(_unix_sockets()),
+                "temporary file": frozenset(_temporary_files()),
+                "loop device": frozenset(_loop_devices()),
+                "descriptor": frozenset(_descriptors()),
+            }
+        )
+
+    def leftovers(self, before: Snapshot) -> list[str]:
+        """What is here now and was not here before, in words."""
+        found = []
+        for kind, names in self.kinds.items():
+            found += [f"{kind} {name}" for name in sorted(names - before.kinds[kind])]
+        return found
+
+
+def leftovers(before: Snapshot, patience: float = _PATIENCE) -> list[str]:
+    """What is still left after at most `patience` seconds; returns as soon as nothing is."""
+    deadline = time.monotonic() + patience
+    while True:
+        _reap()
+        left = Snapshot.take().leftovers(before)
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.05)
+
+
+def end_survivors(before: Snapshot) -> None:
+    """Kill the descendants of this process that were not there before: a breach must not stay."""
+    known = before.kinds["process"]
+    for _ in range(200):
+        alive = [pid for pid in descendants() if _describe(pid) not in known]
+        for pid in alive:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        _reap()
+        if not alive:
+            return
+        time.sleep(0.01)
+
+
+def descendants() -> list[int]:
+    """Every living process below this one. As a subreaper we are the parent of all orphans."""
+    children: dict[int, list[int]] = {}
+    for pid, parent, state in _processes():
+        if state != "Z":
+            children.setdefault(parent, []).append(pid)
+    found: list[int] = []
+    pending = [os.getpid()]
+    while pending:
+        below = children.get(pending.pop(), [])
+        found += below
+        pending += below
+    return found
+
+
+def processes_of(uid: int) -> list[int]:
+    """Every living process that runs as `uid`."""
+    found = []
+    for pid, _, state in _processes():
+        try:
+            if state != "Z" and os.stat(f"/proc/{pid}").st_uid == uid:
+                found.append(pid)
+        except OSError:  # it ended while we looked
+            continue
+    return found
+
+
+def _processes() -> Iterable[tuple[int, int, str]]:
+    """(pid, parent, state) of every process that we can see."""
+    for name in _names("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                fields = file.read().rsplit(b")", 1)[1].split()
+        except (OSError, IndexError):  # it ended while we looked
+            continue
+        yield int(name), int(fields[1]), fields[0].decode()
+
+
+def _reap() -> None:
+    """Collect the orphans that became our children and died. Nothing runs while we look."""
+    for pid, parent, state in _processes():
+        if parent == os.getpid() and state == "Z":
+            try:
+                os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                continue
+
+
+def _describe(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            name, rest = file.read().split(b"(", 1)[1].rsplit(b")", 1)
+        started = rest.split()[19].decode()
+    except (OSError, IndexError):
+        return f"{pid} (gone)"
+    return f"{pid} {name.decode('utf-8', 'replace')} started {started}"
+
+
+def _cgroups() -> Iterable[str]:
+    """Our control groups, without those of another live process that also uses Belljar."""
+    for where, directories, _ in os.walk("/sys/fs/cgroup"):
+        if where.count("/") > 8:
+            directories.clear()
+        for name in directories:
+            if _OURS in name and not _of_another_process(name):
+                yield os.path.join(where, name)
+
+
+def _of_another_process(name: str) -> bool:
+    numbers = {int(number) for number in re.findall(r"-(\d+)-", name)}
+    return any(number != os.getpid() and os.path.exists(f"/proc/{number}") for number in numbers)
+
+
+def _mounts() -> Iterable[str]:
+    for line in _lines("/proc/self/mountinfo"):
+        yield line.split()[4]
+
+
+def _unix_sockets() -> Iterable[str]:
+    here = tempfile.gettempdir()
+    for line in _lines("/proc/net/unix"):
+        path = line.split()[7:]
+        if path and (_OURS in path[0] or path[0].startswith(here)):
+            yield path[0]
+
+
+def _temporary_files() -> Iterable[str]:
+    here = tempfile.gettempdir()
+    yield from (os.path.join(here, name) for name in _names(here))
+    for place in _SHARED_PLACES:
+        yield from (os.path.join(place, name) for name in _names(place) if _OURS in name)
+
+
+def _loop_devices() -> Iterable[str]:
+    for name in _names("/sys/block"):
+        if os.path.exists(f"/sys/block/{name}/loop/backing_file"):
+            yield name
+
+
+def _descriptors() -> Iterable[str]:
+    for name in _names("/proc/self/fd"):
+        try:
+            mode = os.fstat(int(name)).st_mode
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:  # the descriptor of the listing itself
+            continue
+        yield f"{name} {target} {stat.filemode(mode)[0]}"
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return (
+                file.read().splitlines()[1:] if path.endswith("unix") else file.read().splitlines()
+            )
+    except OSError:
+        return []

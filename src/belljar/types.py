@@ -1,0 +1,206 @@
+"""The values that cross every edge of Belljar: what is asked, and the one result."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+from .guest import values
+
+
+class Status(StrEnum):
+    """How a run ended. Only SUCCESS is success; REFUSED means that the program never started."""
+
+    SUCCESS = "success"
+    ERROR = "error"
+    TIMEOUT = "timeout"
+    OOM = "oom"
+    FUEL_EXHAUSTED = "fuel_exhausted"
+    LIMIT = "limit"
+    REFUSED = "refused"
+    KILLED = "killed"
+
+
+Limit = Literal["pids", "disk", "output", "fds"]
+State = Literal["enforced", "best_effort", "absent"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A host path shown to the guest at `dst`; a relative one is below the work directory."""
+
+    src: str
+    dst: str
+    mode: Literal["ro", "rw"] = "ro"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Usage:
+    """What the run cost, as the kernel counted it. Seconds and bytes; None where nobody counted."""
+
+    wall: float = 0.0
+    cpu: float | None = None
+    peak_memory: int | None = None
+    fuel: int | None = None
+    stdout_bytes: int = 0
+    stderr_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GuestError:
+    """An exception that the guest's own program raised and nobody caught."""
+
+    type: str
+    message: str
+    traceback: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Display:
+    """One thing the program showed: MIME type to text (binary types as base64, as Jupyter does)."""
+
+    data: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class File:
+    """A file that the run left changed. `data` is None unless an output glob asked for it."""
+
+    path: str
+    size: int
+    data: bytes | None = None
+    truncated: bool = False
+
+    @property
+    def text(self) -> str:
+        return (self.data or b"").decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Enforcement:
+    """What a backend does about one policy field, and with which mechanism."""
+
+    state: State
+    by: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KillProof:
+    """How the run was ended and what was left of it: `survivors` is counted after the kill."""
+
+    reason: str
+    survivors: int
+    seconds: float
+
+
+def new_id() -> str:
+    """A run's id: unguessable, short enough to type."""
+    return secrets.token_hex(8)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """The one answer to a run, whatever backend gave it."""
+
+    status: Status
+    exit_code: int | None = None
+    signal: int | None = None
+    limit_hit: Limit | None = None
+    stdout: str = ""
+    stderr: str = ""
+    truncated: bool = False
+    value: Any = None
+    error: GuestError | None = None
+    displays: tuple[Display, ...] = ()
+    files: Mapping[str, File] = field(default_factory=dict)
+    usage: Usage = field(default_factory=Usage)
+    timings: Mapping[str, float] = field(default_factory=dict)
+    enforcement: Mapping[str, Enforcement] = field(default_factory=dict)
+    kill: KillProof | None = None
+    backend: str = ""
+    backend_reason: str = ""
+    isolation: str = "none"
+    warnings: tuple[str, ...] = ()
+    id: str = field(default_factory=new_id)
+
+    @property
+    def success(self) -> bool:
+        return self.status is Status.SUCCESS
+
+    def to_dict(self) -> dict[str, Any]:
+        """Stable, strict JSON: no NaN, no lone surrogates, bytes as base64."""
+        return {
+            "id": self.id,
+            "status": self.status.value,
+            "exit_code": self.exit_code,
+            "signal": self.signal,
+            "limit_hit": self.limit_hit,
+            "stdout": clean_text(self.stdout),
+            "stderr": clean_text(self.stderr),
+            "truncated": self.truncated,
+            "value": values.encode(self.value),
+            "error": self.error
+            and {
+                "type": clean_text(self.error.type),
+                "message": clean_text(self.error.message),
+                "traceback": clean_text(self.error.traceback),
+            },
+            "displays": [
+                {clean_text(mime): clean_text(text) for mime, text in shown.data.items()}
+                for shown in self.displays
+            ],
+            "files": {
+                clean_text(path): {
+                    "size": file.size,
+                    "data": None if file.data is None else base64.b64encode(file.data).decode(),
+                    "truncated": file.truncated,
+                }
+                for path, file in self.files.items()
+            },
+            "usage": {name: getattr(self.usage, name) for name in Usage.__slots__},
+            "timings": dict(self.timings),
+            "enforcement": {
+                name: {"state": held.state, "by": held.by}
+                for name, held in self.enforcement.items()
+            },
+            "kill": self.kill and {name: getattr(self.kill, name) for name in KillProof.__slots__},
+            "backend": self.backend,
+            "backend_reason": self.backend_reason,
+            "isolation": self.isolation,
+            "warnings": list(self.warnings),
+        }
+
+
+def clean_text(text: str) -> str:
+    """`text` without lone surrogates, which no strict JSON reader accepts."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace").decode("utf-8")
+    return text
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """One program to run, without the rules it runs under (those are the Policy).
+
+    Exactly one of `code` (a program in `language`) and `command` (an argv) is given.
+    """
+
+    code: str | None = None
+    command: tuple[str, ...] = ()
+    language: str = "python"
+    stdin: bytes = b""
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()
+    context: Mapping[str, Any] = field(default_factory=dict)
+    mounts: tuple[Mount, ...] = ()
+    python: str | None = None
+    image: str | None = None
+    id: str = field(default_factory=new_id)

@@ -1,0 +1,329 @@
+"""`belljar` as a real process over the real default backend: what a shell sees of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from real_command import COMMAND, Process, environment
+
+FOREVER = "import sys, time\nprint('up', flush=True)\nwhile True: time.sleep(1)"
+
+
+def test_output_exit_code_and_silence(cli: Process) -> None:
+    done = cli("run", "-c", "import sys; print('out'); print('err', file=sys.stderr); sys.exit(7)")
+    assert (done.stdout, done.stderr, done.returncode) == (b"out\n", b"err\n", 7)
+
+
+def test_every_byte_passes_a_pipe_untouched(cli: Process) -> None:
+    code = "import sys; sys.stdout.buffer.write(bytes(range(256)) * 4)"
+    assert cli("run", "-c", code).stdout == bytes(range(256)) * 4
+
+
+def test_an_exception_shows_its_traceback_and_exits_one(cli: Process) -> None:
+    done = cli("run", "-c", "1/0")
+    assert done.returncode == 1
+    assert b"ZeroDivisionError" in done.stderr
+    assert b"belljar:" not in done.stderr
+
+
+def test_json_tells_the_exception(cli: Process) -> None:
+    done = cli("run", "--json", "-c", "x = 3\n1/0")
+    told = json.loads(done.stdout)
+    assert (told["status"], told["error"]["type"]) == ("error", "ZeroDivisionError")
+    assert "1/0" in told["error"]["traceback"]
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_a_loop_ends_at_its_timeout_with_124(cli: Process) -> None:
+    began = time.monotonic()
+    done = cli("run", "-c", "while True: pass", "--timeout", "1")
+    assert done.returncode == 124
+    assert time.monotonic() - began < 10
+    assert b"timeout" in done.stderr
+    assert b"--timeout 2s" in done.stderr
+
+
+def test_death_by_a_signal_is_128_plus_its_number(cli: Process) -> None:
+    done = cli("run", "-c", "import os; os.kill(os.getpid(), 11)")
+    assert done.returncode == 139
+    assert b"SIGSEGV" in done.stderr
+
+
+def test_too_much_memory_is_137(cli: Process) -> None:
+    done = cli("run", "-c", "x = bytearray(1 << 30)", "--memory", "128M")
+    assert done.returncode == 137
+    assert b"--memory 256M" in done.stderr
+
+
+def test_a_refused_import_is_126_and_the_same_runs_without_the_lint(cli: Process) -> None:
+    words = ("run", "-c", "import socket; print('ran')")
+    refused = cli(*words, "--modules", "safe")
+    assert (refused.returncode, refused.stdout) == (126, b"")
+    assert b"socket" in refused.stderr
+    assert cli(*words).stdout == b"ran\n"
+
+
+def test_strict_on_the_subprocess_backend_is_refused_with_126(cli: Process) -> None:
+    done = cli("run", "-c", "1", "--level", "strict", "--backend", "subprocess")
+    assert done.returncode == 126
+    assert b"min_isolation" in done.stderr
+    assert cli("run", "-c", "1", "--backend", "subprocess").returncode == 0
+
+
+def test_a_missing_command_is_127(cli: Process) -> None:
+    assert cli("exec", "--", "no-such-command").returncode == 127
+    assert cli("exec", "--", "true").returncode == 0
+
+
+def test_exec_runs_a_command_with_its_input(cli: Process) -> None:
+    done = cli("exec", "--", "sort", "-r", input=b"a\nc\nb\n")
+    assert (done.stdout, done.returncode) == (b"c\nb\na\n", 0)
+    assert cli("exec", "--", "sh", "-c", "exit 9").returncode == 9
+
+
+def test_our_standard_input_is_the_programs(cli: Process) -> None:
+    code = "import sys; sys.stdout.buffer.write(sys.stdin.buffer.read()[::-1])"
+    assert cli("run", "-c", code, input=b"\xff\x00abc").stdout == b"cba\x00\xff"
+    assert cli("run", "-c", code, "--stdin", "/dev/null", input=b"abc").stdout == b""
+
+
+def test_the_program_may_come_from_standard_input(cli: Process) -> None:
+    (cli.directory / "given").write_text("from a file")
+    code = b"import sys; print(sys.argv[1:], repr(sys.stdin.read()))"
+    assert cli("run", "-", "a", input=code).stdout == b"['a'] ''\n"
+    done = cli("run", "-", "--stdin", "given", input=code)
+    assert done.stdout == b"[] 'from a file'\n"
+
+
+def test_arguments_environment_and_files_reach_the_program(cli: Process) -> None:
+    (cli.directory / "job.py").write_text(
+        "import os, sys\nprint(sys.argv[1:], os.environ['A'], open('d/in.txt').read())"
+    )
+    (cli.directory / "in.txt").write_text("text")
+    words = "run job.py one --env A=b --file in.txt:d/in.txt -- --two"
+    assert cli(*words.split()).stdout == b"['one', '--two'] b text\n"
+
+
+def test_nothing_of_our_environment_reaches_the_program_unasked(cli: Process) -> None:
+    code = "import os; print(os.environ.get('CANARY'))"
+    assert cli("run", "-c", code, CANARY="token").stdout == b"None\n"
+    assert cli("run", "-c", code, "--env", "CANARY", CANARY="token").stdout == b"token\n"
+
+
+def test_outputs_come_out(cli: Process) -> None:
+    code = (
+        "import os; os.mkdir('d'); open('d/a.csv', 'w').write('1'); open('b.txt', 'w').write('2')"
+    )
+    assert cli("run", "-c", code, "--out", "*.csv").returncode == 0
+    assert [path.name for path in cli.directory.rglob("*") if path.is_file()] == ["a.csv"]
+
+
+def test_other_languages(cli: Process) -> None:
+    (cli.directory / "a.sh").write_text("echo shell $1")
+    done = cli("run", "a.sh", "x")
+    assert (done.stdout, done.returncode) == (b"shell x\n", 0)
+
+
+def test_output_past_the_cap_keeps_its_head_and_its_tail(cli: Process) -> None:
+    code = "print('HEAD'); print('x' * 100_000); print('TAIL')"
+    done = cli("run", "-c", code, "--output", "4K")
+    assert done.stdout.startswith(b"HEAD\n")
+    assert done.stdout.endswith(b"TAIL\n")
+    assert b"bytes dropped" in done.stdout
+    assert len(done.stdout) < 10_000
+    assert done.returncode == 0
+
+
+def test_output_arrives_while_the_program_runs(cli: Process) -> None:
+    process = cli.start("run", "-c", FOREVER)
+    assert process.stdout is not None
+    with process:
+        assert process.stdout.readline() == b"up\n"
+        assert process.poll() is None
+        process.terminate()
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_signal_ends_the_guest_and_then_us(
+    cli: Process, number: signal.Signals, code: int
+) -> None:
+    process = cli.start("run", "-c", FOREVER)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
+    assert descendants(process.pid)
+    survivors = descendants(process.pid)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert b"cancelled" in err
+    assert b"Traceback" not in err
+    assert not [pid for pid in survivors if alive(pid)]
+
+
+def test_two_signals_at_once_still_end_cleanly(cli: Process) -> None:
+    process = cli.start("run", "-c", FOREVER)
+    assert process.stdout is not None
+    process.stdout.readline()
+    survivors = descendants(process.pid)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+        process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode in (130, 143)
+    assert b"Traceback" not in err
+    assert not [pid for pid in survivors if alive(pid)]
+
+
+def descendants(pid: int) -> list[int]:
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            found += [int(child), *descendants(int(child))]
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_reader_that_leaves_ends_the_run_quietly(cli: Process) -> None:
+    code = "import itertools\nfor i in itertools.count(): print(i, flush=True)"
+    process = cli.start("run", "-c", code, "--timeout", "60", "--output", "1G")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline() == b"0\n"
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(30) == 141
+    process.stderr.close()
+
+
+def test_a_reader_that_stalls_does_not_stall_the_clock(cli: Process) -> None:
+    """The guest fills our stdout, nobody reads, and it is killed at its timeout all the same."""
+    code = "print('x' * 900_000, flush=True)\nimport time\nwhile True: time.sleep(1)"
+    process = cli.start("run", "-c", code, "--timeout", "2")
+    assert process.stdout is not None
+    assert select.select([process.stdout], [], [], 30)[0]
+    guests = descendants(process.pid)
+    assert guests
+    deadline = time.monotonic() + 30
+    while any(alive(pid) for pid in guests):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)  # there is no event for somebody else's grandchild
+    assert process.poll() is None  # it waits for the reader with what it has
+    out, _ = process.communicate(timeout=30)
+    assert len(out) == 900_001
+    assert process.returncode == 124
+
+
+def test_ctrl_c_gives_up_on_a_reader_that_stalls(cli: Process) -> None:
+    process = cli.start("run", "-c", "print('x' * 900_000)")
+    assert process.stdout is not None
+    assert select.select([process.stdout], [], [], 30)[0]
+    deadline = time.monotonic() + 30
+    while descendants(process.pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
+    process.communicate()
+
+
+def test_output_that_cannot_be_written_is_a_failure_of_ours(cli: Process) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*COMMAND, "run", "-c", "print(1)"],
+            stdin=subprocess.DEVNULL,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=environment(),
+            cwd=cli.directory,
+        )
+    assert done.returncode == 125
+    assert b"No space left" in done.stderr
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_closed_standard_descriptors_do_no_harm(cli: Process, closed: tuple[int, ...]) -> None:
+    mark = cli.directory / "mark"
+    streams = {0: "<&-", 1: ">&-", 2: "2>&-"}
+    line = " ".join(
+        [*map(_quoted, COMMAND), "run -c \"open('m','w').write('ran'); print('x')\" --out m"]
+        + [streams[number] for number in closed]
+    )
+    done = subprocess.run(
+        ["sh", "-c", line],
+        input=b"",
+        capture_output=True,
+        env=environment(),
+        cwd=cli.directory,
+        timeout=60,
+    )
+    assert done.returncode == 0, done
+    assert done.stdout == (b"" if 1 in closed else b"x\n")
+    assert (cli.directory / "m").read_text() == "ran"
+    assert not mark.exists()
+
+
+def _quoted(word: str) -> str:
+    return f"'{word}'"
+
+
+def test_modules_in_the_current_directory_are_not_ours(cli: Process) -> None:
+    """A hostile checkout with a json.py must not run in the host process."""
+    for name in ("json", "select", "tomllib", "argparse", "socket", "subprocess", "tempfile"):
+        (cli.directory / f"{name}.py").write_text(
+            f"open({str(cli.directory / 'canary')!r}, 'a').write({name!r})"
+        )
+    (cli.directory / "belljar.toml").write_text("[defaults]\ntimeout = 5\n")
+    os.chmod(cli.directory / "belljar.toml", 0o644)
+    assert cli("run", "-c", "print(1)", "--json").returncode == 0
+    assert cli("doctor", "--json").returncode in (0, 1)
+    assert not (cli.directory / "canary").exists()
+
+
+def test_a_configuration_error_stops_every_command(cli: Process) -> None:
+    for words in (("run", "-c", "1"), ("exec", "--", "true"), ("doctor",), ("settings",)):
+        done = cli(*words, BELLJAR_TIMEUOT="1")
+        assert done.returncode == 125
+        assert b"BELLJAR_TIMEOUT" in done.stderr
+
+
+def test_words_that_are_not_utf8_are_an_error_or_arrive_as_they_are(cli: Process) -> None:
+    def run(*words: bytes) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [*map(os.fsencode, COMMAND), *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=environment(),
+            cwd=cli.directory,
+        )
+
+    done = run(b"run", b"-c", b"print('\xff')")
+    assert done.returncode == 125
+    assert b"UTF-8" in done.stderr
+    done = run(b"exec", b"--", b"printf", b"%s", b"\xff")
+    assert done.stdout == b"\xff"
+    code = b"import os, sys; print(os.fsencode(sys.argv[1]))"
+    assert run(b"run", b"-c", code, b"a\xff").stdout == b"b'a\\xff'\n"
+
+
+@pytest.mark.parametrize("words", [("doctor",), ("backends",), ("settings",), ("--version",)])
+def test_the_other_commands_print_json_too(cli: Process, words: tuple[str, ...]) -> None:
+    done = cli(*words, "--json")
+    assert done.returncode == 0
+    assert isinstance(json.loads(done.stdout), dict)
+    plain = cli(*words)
+    assert plain.stdout
+    assert plain.stderr == b""

@@ -1,0 +1,44 @@
+"""What all tests share: the soak switch, and a closing word on which backends were tested."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import pytest
+
+_CONFORMANCE = "test_conformance.py"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--soak", action="store_true", help="also run the long repetitions")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--soak"):
+        return
+    for item in items:
+        if item.get_closest_marker("soak"):
+            item.add_marker(pytest.mark.skip(reason="a long repetition: --soak runs it"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which backends the conformance suite ran on, and why each skip: green hides nothing."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    reasons: dict[str, Counter[str]] = defaultdict(Counter)
+    for outcome in ("passed", "failed", "error", "skipped"):
+        for report in terminalreporter.stats.get(outcome, []):
+            path, _, rest = report.nodeid.partition("::")
+            if not path.endswith(_CONFORMANCE):
+                continue
+            backend = rest.split("::")[0].split("[")[0]
+            counts[backend][outcome] += 1
+            if outcome == "skipped" and isinstance(report.longrepr, tuple):
+                reasons[backend][report.longrepr[2].removeprefix("Skipped: ")] += 1
+    if not counts:
+        return
+    terminalreporter.section("backends under conformance")
+    for backend in sorted(counts):
+        told = ", ".join(f"{number} {outcome}" for outcome, number in counts[backend].items())
+        terminalreporter.write_line(f"{backend}: {told}")
+        for reason, number in reasons[backend].most_common():
+            terminalreporter.write_line(f"    {number} skipped: {reason}")

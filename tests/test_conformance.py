@@ -1,0 +1,44 @@
+"""The conformance suite over every registered backend: one class for each, made from its name."""
+
+from __future__ import annotations
+
+import pytest
+
+from belljar.backends import registry
+from belljar.backends.base import Backend
+from belljar.testing.conformance import BackendConformance
+
+
+def suite_for(name: str) -> type[BackendConformance]:
+    def make_backend(self: BackendConformance) -> Backend:
+        return registry.load(name)
+
+    title = f"Test{name.title().replace('_', '').replace('-', '')}"
+    return type(title, (BackendConformance,), {"make_backend": make_backend})
+
+
+def absence(name: str) -> str:
+    """Why the backend cannot run here; empty if it can."""
+    backend = registry.load(name)
+    found = backend.probe()
+    backend.close()
+    return "" if found.available else f"{name}: {found.reason}; fix: {found.fix or 'none known'}"
+
+
+ABSENT = {name: why for name in registry.names() if (why := absence(name))}
+
+for _name in registry.names():
+    if _name not in ABSENT:
+        _suite = suite_for(_name)
+        globals()[_suite.__name__] = _suite
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_every_registered_backend_is_under_conformance(name: str) -> None:
+    if name in ABSENT:
+        pytest.skip(ABSENT[name])
+    assert suite_for(name).__name__ in globals()
+
+
+def test_some_backend_is_under_conformance() -> None:
+    assert set(registry.names()) - set(ABSENT)
