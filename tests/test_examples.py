@@ -13,8 +13,16 @@ import belljar
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
+# A program to be run inside, with the command that README gives; the others use the library.
+INSIDE = ("first.py",)
+
 PROMISES = {
     "files.py": ["debug.log: 42 bytes, content not collected", '{"rows": 2, "total": 42}'],
+    "first.py": [
+        "2 ** 64 = 18446744073709551616",
+        "reading the password file: Permission denied",
+        "opening a connection: ",
+    ],
     "hello.py": ["hello from the jar", "status=success exit_code=0"],
     "limits.py": [
         "an endless loop: timeout",
@@ -37,8 +45,9 @@ def test_every_example_has_its_promise() -> None:
 def test_the_example_does_what_it_promises(name: str, tmp_path: Path) -> None:
     source = Path(belljar.__file__).parent.parent
     env = {key: os.environ[key] for key in ("PATH", "HOME", "TMPDIR") if key in os.environ}
+    command = [sys.executable, *(["-m", "belljar", "run"] if name in INSIDE else [])]
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name)],
+        [*command, str(EXAMPLES / name)],
         env={**env, "PYTHONPATH": str(source)},
         cwd=tmp_path,
         capture_output=True,

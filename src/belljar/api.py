@@ -222,6 +222,8 @@ def build_request(
     if code is not None:
         if not isinstance(code, str):
             raise RequestError("code", f"is text, not {type(code).__name__}")
+        if "\0" in code:
+            raise RequestError("code", "contains a NUL byte")
         name = languages.find(language).file
     else:
         name = None

@@ -320,14 +320,14 @@ def _backend_report(engine: Backends, name: str, rules: policy.Policy) -> Backen
     try:
         backend = engine.backend(name)
         found = backend.probe()
-    except BelljarError as error:
+    except Exception as error:  # noqa: BLE001 - a plug-in that is broken must not end the report
         return BackendReport(
             name=name,
             isolation="",
             available=False,
             usable=False,
-            problem=error.message,
-            fix=error.fix,
+            problem=_problem(error),
+            fix=getattr(error, "fix", None),
         )
     known: dict[str, Any] = {
         "name": name,
@@ -343,6 +343,13 @@ def _backend_report(engine: Backends, name: str, rules: policy.Policy) -> Backen
         return BackendReport(
             **known, usable=False, problem=error.message, fix=error.fix, lacking=error.fields
         )
-    except BelljarError as error:
-        return BackendReport(**known, usable=False, problem=error.message, fix=error.fix)
+    except Exception as error:  # noqa: BLE001 - as above
+        fix = getattr(error, "fix", None)
+        return BackendReport(**known, usable=False, problem=_problem(error), fix=fix)
     return BackendReport(**known, usable=True, enforcement=plan.enforcement)
+
+
+def _problem(error: Exception) -> str:
+    if isinstance(error, BelljarError):
+        return error.message
+    return f"the backend itself is broken: {type(error).__name__}: {error}"

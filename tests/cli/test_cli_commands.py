@@ -224,6 +224,16 @@ def test_every_end_has_its_exit_code_and_its_words(
     assert json.loads(captured.out)["status"] == fields.get("status", Status.SUCCESS)
 
 
+def test_a_limit_at_the_operators_ceiling_is_not_advised_away(
+    use: Use, capfd: pytest.CaptureFixture[str]
+) -> None:
+    use(answer(status=Status.TIMEOUT, signal=9), settings=Settings(ceiling=Ceiling(timeout=5)))
+    assert main(["run", "-c", "1"]) == 124
+    err = capfd.readouterr().err
+    assert "ceiling.timeout" in err
+    assert "--timeout" not in err
+
+
 def test_json_is_one_strict_object_whatever_the_guest_says(
     use: Use, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -94,6 +94,22 @@ def test_our_standard_input_is_the_programs(cli: Process) -> None:
     assert cli("run", "-c", code, "--stdin", "/dev/null", input=b"abc").stdout == b""
 
 
+def test_a_standard_input_that_never_ends_is_explained(cli: Process) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "run", "-c", "print(input())"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+        cwd=cli.directory,
+    )
+    assert process.stderr is not None
+    assert b"standard input" in process.stderr.readline()
+    out, err = process.communicate(b"at last\n", timeout=30)
+    assert (out, process.returncode) == (b"at last\n", 0)
+    assert b"--stdin /dev/null" in err
+
+
 def test_the_program_may_come_from_standard_input(cli: Process) -> None:
     (cli.directory / "given").write_text("from a file")
     code = b"import sys; print(sys.argv[1:], repr(sys.stdin.read()))"
@@ -240,10 +256,15 @@ def test_ctrl_c_gives_up_on_a_reader_that_stalls(cli: Process) -> None:
     process.communicate()
 
 
-def test_output_that_cannot_be_written_is_a_failure_of_ours(cli: Process) -> None:
+@pytest.mark.parametrize(
+    "words", [("run", "-c", "print(1)"), ("run", "-c", "1", "--json"), ("settings",)]
+)
+def test_output_that_cannot_be_written_is_a_failure_of_ours(
+    cli: Process, words: tuple[str, ...]
+) -> None:
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            [*COMMAND, "run", "-c", "print(1)"],
+            [*COMMAND, *words],
             stdin=subprocess.DEVNULL,
             stdout=full,
             stderr=subprocess.PIPE,
@@ -252,6 +273,26 @@ def test_output_that_cannot_be_written_is_a_failure_of_ours(cli: Process) -> Non
         )
     assert done.returncode == 125
     assert b"No space left" in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_json_that_nobody_reads_to_its_end_ends_quietly(cli: Process, unbuffered: str) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "run", "-c", "print('x' * 1_000_000)", "--json"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(PYTHONUNBUFFERED=unbuffered),
+        cwd=cli.directory,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.read(1) == b"{"
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(30) == 141
 
 
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
@@ -293,6 +334,16 @@ def test_modules_in_the_current_directory_are_not_ours(cli: Process) -> None:
     assert not (cli.directory / "canary").exists()
 
 
+def test_a_current_directory_that_is_gone_does_no_harm(cli: Process) -> None:
+    gone = cli.directory / "gone"
+    gone.mkdir()
+    line = " ".join(['rmdir "$PWD" && exec', *map(_quoted, COMMAND), "run -c 'print(1)'"])
+    done = subprocess.run(
+        ["sh", "-c", line], input=b"", capture_output=True, env=environment(), cwd=gone, timeout=60
+    )
+    assert (done.stdout, done.stderr, done.returncode) == (b"1\n", b"", 0)
+
+
 def test_a_configuration_error_stops_every_command(cli: Process) -> None:
     for words in (("run", "-c", "1"), ("exec", "--", "true"), ("doctor",), ("settings",)):
         done = cli(*words, BELLJAR_TIMEUOT="1")
@@ -300,7 +351,7 @@ def test_a_configuration_error_stops_every_command(cli: Process) -> None:
         assert b"BELLJAR_TIMEOUT" in done.stderr
 
 
-def test_words_that_are_not_utf8_are_an_error_or_arrive_as_they_are(cli: Process) -> None:
+def test_words_that_are_not_utf8_are_refused_in_plain_words(cli: Process) -> None:
     def run(*words: bytes) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(
             [*map(os.fsencode, COMMAND), *words],
@@ -310,13 +361,19 @@ def test_words_that_are_not_utf8_are_an_error_or_arrive_as_they_are(cli: Process
             cwd=cli.directory,
         )
 
-    done = run(b"run", b"-c", b"print('\xff')")
-    assert done.returncode == 125
-    assert b"UTF-8" in done.stderr
-    done = run(b"exec", b"--", b"printf", b"%s", b"\xff")
-    assert done.stdout == b"\xff"
-    code = b"import os, sys; print(os.fsencode(sys.argv[1]))"
-    assert run(b"run", b"-c", code, b"a\xff").stdout == b"b'a\\xff'\n"
+    for words in (
+        [b"run", b"-c", b"print('\xff')"],
+        [b"run", b"-c", b"print(1)", b"a\xff"],
+        [b"run", b"\xff.py"],
+        [b"run", b"-c", b"1", b"--\xff"],
+        [b"\xff"],
+    ):
+        done = run(*words)
+        assert (done.returncode, done.stdout) == (125, b""), words
+        assert done.stderr.startswith(b"belljar: "), words
+    assert run(b"run", b"-c", "print('é')".encode()).stdout == "é\n".encode()
+    # A command's words are bytes to the kernel, and stay so.
+    assert run(b"exec", b"--", b"echo", b"\xff").stdout == b"\xff\n"
 
 
 @pytest.mark.parametrize("words", [("doctor",), ("backends",), ("settings",), ("--version",)])

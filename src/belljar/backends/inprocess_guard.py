@@ -28,7 +28,6 @@ _NETWORK = frozenset({
     "socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg", "socket.getaddrinfo",
     "socket.gethostbyname", "socket.gethostbyaddr", "socket.getnameinfo",
 })  # fmt: skip
-_THREADS = frozenset({"_thread.start_new_thread", "_thread.start_joinable_thread"})
 _DESCRIPTORS = frozenset({"open", "socket.__new__"})
 _READS = frozenset({"open", "os.listdir", "os.scandir", "os.chdir"})
 
@@ -46,15 +45,11 @@ _CHANGES: dict[str, tuple[tuple[int, int | None, bool], ...]] = {
     "os.chown": ((0, 3, True),),
     "os.utime": ((0, 3, True),),
 }
-_WATCHED = _PROCESSES | _NETWORK | _THREADS | _DESCRIPTORS | _READS | _CHANGES.keys()
+_WATCHED = _PROCESSES | _NETWORK | _DESCRIPTORS | _READS | _CHANGES.keys()
 
 _guards: list[Guard] = []
 _hook_lock = threading.Lock()
 _hooked = False
-
-
-class Stopped(SystemExit):
-    """Thrown into a guest's threads to end them. A SystemExit, so that no thread prints it."""
 
 
 class Guard:
@@ -69,11 +64,13 @@ class Guard:
         writable: tuple[str, ...],
         hidden: tuple[str, ...] = (),
         network: bool = False,
+        processes: bool = False,
         descriptors: int | None = None,
     ) -> None:
         self._writable = writable
         self._hidden = hidden
         self._network = network
+        self._processes = processes
         self._descriptors = descriptors
         self._members: list[threading.Thread] = []
         self._awaited: list[threading.Thread] = []
@@ -113,9 +110,25 @@ class Guard:
             self._spent.append(time.thread_time())
             self._clocks.pop(me, None)
 
+    def adopt(self, thread: threading.Thread) -> None:
+        """Take in a thread that one of ours is about to start."""
+        if thread.ident is not None:
+            return  # it was started before: Python will say so
+        vars(thread)["run"] = partial(self._guarded, thread.run)
+        self._members.append(thread)
+        if not thread.daemon:
+            self._awaited.append(thread)
+            thread.daemon = True  # for our process; the program is held until it ends
+
     def running(self) -> bool:
         """Whether the program goes on: its main thread, or one that it waits for at its end."""
         return any(thread.is_alive() for thread in list(self._awaited))
+
+    def join(self, seconds: float) -> None:
+        """Wait until a thread of the program ends, or that long."""
+        for thread in self.alive():
+            thread.join(seconds)
+            return
 
     def alive(self) -> list[threading.Thread]:
         """The guest's threads that have not ended."""
@@ -139,20 +152,21 @@ class Guard:
         return used
 
     def stop(self) -> None:
-        """Throw Stopped into every thread at its next step in Python; repeat until all are gone."""
+        """Throw an exception into every thread, at its next step in Python; repeat until all end.
+
+        It is SystemExit, which ends a thread without a word, and nothing that is derived from it.
+        """
         for thread in self.alive():
             if thread.ident is not None:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                    ctypes.c_ulong(thread.ident), ctypes.py_object(Stopped)
+                    ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)
                 )
 
     # -- what the audit hook asks ----------------------------------------------------------------
 
     def judge(self, event: str, args: tuple[Any, ...]) -> None:
         """Raise OSError if a thread of this guard may not do what it is about to."""
-        if event in _THREADS:
-            self._adopt(args[0])
-        elif event in _PROCESSES:
+        if event in _PROCESSES and not self._processes:
             raise PermissionError(errno.EPERM, f"{event}: backend inprocess starts no processes")
         elif event in _NETWORK and not self._network:
             raise PermissionError(errno.EPERM, f"{event}: the network is off")
@@ -170,16 +184,6 @@ class Guard:
             parent = None if dir_fd is None or dir_fd >= len(args) else args[dir_fd]
             if event != "os.mkdir" or not os.path.isdir(args[place]):  # that fails by itself
                 self._check_change(args[place], parent, follow=follow)
-
-    def _adopt(self, function: Any) -> None:
-        thread = getattr(function, "__self__", None)
-        if not isinstance(thread, threading.Thread):
-            raise PermissionError(errno.EPERM, "threads are started through threading.Thread here")
-        vars(thread)["run"] = partial(self._guarded, thread.run)
-        self._members.append(thread)
-        if not thread.daemon:
-            self._awaited.append(thread)
-            thread.daemon = True
 
     def _check_change(self, path: Any, dir_fd: object, *, follow: bool) -> None:
         real = _real(path, dir_fd, follow=follow)
@@ -224,14 +228,14 @@ def _install_hook() -> None:
 def _audit(event: str, args: tuple[Any, ...]) -> None:
     if not _guards or event not in _WATCHED:
         return
-    for guard in list(_guards):
-        if guard.owns_this_thread():
-            guard.judge(event, args)
+    guard = guard_of_this_thread()
+    if guard is not None:
+        guard.judge(event, args)
 
 
-def in_guest_thread() -> bool:
-    """Whether the calling thread belongs to a program that shares our process."""
-    return any(guard.owns_this_thread() for guard in list(_guards))
+def guard_of_this_thread() -> Guard | None:
+    """The guard of the program that the calling thread belongs to; None for threads of ours."""
+    return next((guard for guard in list(_guards) if guard.owns_this_thread()), None)
 
 
 def open_descriptors() -> int | None:

@@ -7,6 +7,9 @@ why this is for development only.
 
 from __future__ import annotations
 
+import _thread
+import builtins
+import errno
 import io
 import os
 import sys
@@ -21,7 +24,7 @@ from typing import Any, Literal, NoReturn
 
 from ..capture import HeadTail
 from ..lint import WARNING_FILTERS
-from .inprocess_guard import in_guest_thread
+from .inprocess_guard import guard_of_this_thread
 
 _SLICE = 0.02  # seconds between two chances to stop a program that sleeps
 _Stream = Literal["stdout", "stderr"]
@@ -32,7 +35,6 @@ class Streams:
 
     def __init__(self, cap: int) -> None:
         self.captured: dict[_Stream, HeadTail] = {"stdout": HeadTail(cap), "stderr": HeadTail(cap)}
-        self.news = threading.Event()
         self._live: deque[tuple[_Stream, bytes]] = deque()
         self._lock = threading.Lock()
         self._closed = False
@@ -42,12 +44,15 @@ class Streams:
             live = b"" if self._closed else self.captured[stream].feed(data)
         if live:
             self._live.append((stream, live))
-            self.news.set()
 
     def take(self) -> Iterator[tuple[_Stream, bytes]]:
-        """What came since the last time, in order."""
+        """What came since the last time, in order, in as few pieces as the order allows."""
         while self._live:
-            yield self._live.popleft()
+            stream, piece = self._live.popleft()
+            pieces = [piece]
+            while self._live and self._live[0][0] == stream:
+                pieces.append(self._live.popleft()[1])
+            yield stream, b"".join(pieces)
 
     def close(self) -> None:
         """Let nothing more in: a thread that could not be ended may still be writing."""
@@ -71,7 +76,7 @@ class _Writer(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         piece = bytes(data)
-        if in_guest_thread():
+        if guard_of_this_thread() is not None:
             self._streams.write(self._stream, piece)
         elif self._ours is not None:
             self._ours.write(piece.decode("utf-8", "replace"))
@@ -91,14 +96,16 @@ def lent(root: str, stdin: bytes, streams: Streams, env: dict[str, str]) -> Iter
         }.items():
             _swap(back, sys, name, value)
             _swap(back, sys, f"__{name}__", value)
-        for name in ("argv", "path"):
-            _swap(back, sys, name, list(getattr(sys, name)))
+        _swap(back, sys, "argv", [])
+        _swap(back, sys, "path", ["", *sys.path])
         for name in ("displayhook", "excepthook"):
             _swap(back, sys, name, getattr(sys, f"__{name}__"))
         _swap(back, tempfile, "tempdir", tmp)
         _swap(back, time, "sleep", _for_guests(_patient_sleep, time.sleep))
         _swap(back, os, "_exit", _for_guests(_exit, os._exit))
         _swap(back, os, "abort", _for_guests(_abort, os.abort))
+        _swap(back, threading.Thread, "start", _adopting(threading.Thread.start))
+        _swap(back, _thread, "start_new_thread", _for_guests(_refuse, _thread.start_new_thread))
         _swap(back, threading, "excepthook",
               _for_guests(threading.__excepthook__, threading.excepthook))  # fmt: skip
         back.callback(sys.setrecursionlimit, sys.getrecursionlimit())
@@ -107,6 +114,8 @@ def lent(root: str, stdin: bytes, streams: Streams, env: dict[str, str]) -> Iter
         back.callback(os.chdir, _current_directory())
         os.chdir(work)
         back.callback(_forget_modules, root)
+        back.callback(vars(builtins).pop, "display", None)  # which the guest's Interpreter adds
+        back.callback(_close_figures, _figures())
         if "__main__" in sys.modules:
             back.callback(sys.modules.__setitem__, "__main__", sys.modules["__main__"])
         yield
@@ -163,7 +172,8 @@ def _swap_warnings(back: ExitStack) -> None:
 def _forget_modules(root: str) -> None:
     """So that the next program, with modules of the same names, does not get this one's."""
     for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", None) or "").startswith(root):
+        # Not `module.__file__`: asked for it, a lazy module would load itself.
+        if str(getattr(module, "__dict__", {}).get("__file__")).startswith(root):
             del sys.modules[name]
     for path in [path for path in sys.path_importer_cache if path.startswith(root)]:
         del sys.path_importer_cache[path]
@@ -173,9 +183,36 @@ def _for_guests(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callabl
     """One function that is `theirs` in the program's threads and `ours` everywhere else."""
 
     def choose(*args: Any, **kwargs: Any) -> Any:
-        return (theirs if in_guest_thread() else ours)(*args, **kwargs)
+        return (ours if guard_of_this_thread() is None else theirs)(*args, **kwargs)
 
     return choose
+
+
+def _adopting(start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+    """`Thread.start`, by which a program's threads come under its guard."""
+
+    def adopt_and_start(thread: threading.Thread) -> None:
+        guard = guard_of_this_thread()
+        if guard is not None:
+            guard.adopt(thread)
+        start(thread)
+
+    return adopt_and_start
+
+
+def _refuse(*args: Any, **kwargs: Any) -> NoReturn:
+    raise PermissionError(errno.EPERM, "backend inprocess starts threads by threading.Thread only")
+
+
+def _figures() -> set[int]:
+    pyplot: Any = sys.modules.get("matplotlib.pyplot")
+    return set() if pyplot is None else set(pyplot.get_fignums())
+
+
+def _close_figures(ours: set[int]) -> None:
+    """Pyplot keeps figures until they are closed: the next program would show them as its own."""
+    for number in _figures() - ours:
+        sys.modules["matplotlib.pyplot"].close(number)
 
 
 _sleep = time.sleep

@@ -107,20 +107,17 @@ class PosixTree:
     def kill(self) -> int:
         """SIGKILL to all of them until ps shows none; the number that would not go."""
         deadline = time.monotonic() + _KILL_SECONDS
-        self._signal_group()
+        _kill(-self.pid)
         with self._lock:
             while living := self._living(environments=True):
                 if time.monotonic() > deadline:
                     return len(living)
+                # Groups first: that is one step for the kernel, which no chain of forks outruns.
+                for group in {row.group for row in living} - {os.getpgrp()}:
+                    _kill(-group)
                 for row in living:
                     _kill(row.pid)
         return 0
-
-    def _signal_group(self) -> None:
-        try:
-            os.killpg(self.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            return  # macOS refuses a group of zombies; ps is the judge of what is left
 
     def reap(self) -> Reaped:
         """Collect the first process, which has ended, with what the kernel counted."""
@@ -155,7 +152,7 @@ class PosixTree:
             row.pid
             for row in rows
             if row.pid in known.members or row.group in known.groups or token in row.command
-        }
+        } - {os.getpid()}
         children: dict[int, list[int]] = {}
         for row in rows:
             children.setdefault(row.parent, []).append(row.pid)
@@ -207,8 +204,7 @@ def _processes(ps: str, *, environments: bool) -> Iterator[_Row]:
         done = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             env={"LC_ALL": "C"},
             timeout=_LOOK_SECONDS,
         )
@@ -242,11 +238,12 @@ def seconds(clock: str) -> float:
     return total + int(days or 0) * 86400.0
 
 
-def _kill(pid: int) -> None:
+def _kill(target: int) -> None:
+    """SIGKILL to a process, or to the group `-target`. The next look says what came of it."""
     try:
-        os.kill(pid, signal.SIGKILL)
+        os.kill(target, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
-        return  # gone meanwhile, or another user's since: the next look counts it
+        return  # gone meanwhile, a group of zombies (macOS), or another user's since
 
 
 if sys.platform != "linux":

@@ -59,6 +59,7 @@ class Spec:
     private_tmp: bool
     read_only: tuple[str, ...]
     read_write: tuple[str, ...]
+    freeze: tuple[str, ...]
     links: tuple[tuple[str, str], ...]
     hide: tuple[str, ...]
     devices: tuple[str, ...]
@@ -193,8 +194,11 @@ def _filesystem(
         if files.read_only or files.hidden:
             return absent("read-only and hidden paths need Landlock")
         return best_effort("file permissions only: what this user can read, the program can")
-    if files.hidden and "namespaces" not in active:
-        return absent("hidden paths need a mount namespace")
+    if "namespaces" not in active:
+        if files.hidden:
+            return absent("hidden paths need a mount namespace")
+        if nested := _nested(files.read_only, files.read_write):
+            return absent(f"{nested[0]!r} is read-only inside a writable path: needs namespaces")
     return enforced(f"Landlock ABI {facts.landlock_abi}")
 
 
@@ -210,16 +214,24 @@ def _mounts(policy: Policy, request: Request, active: frozenset[str]) -> Enforce
         if any(mount.mode == "ro" for mount in request.mounts):
             return absent("read-only needs Landlock")
         return best_effort("a link in the work directory")
-    writable = [mount.src for mount in request.mounts if mount.mode == "rw"]
-    writable += policy.filesystem.read_write
-    for mount in request.mounts:
-        if mount.mode == "ro" and any(_inside(mount.src, path) for path in writable):
-            return absent(f"{mount.src!r} is read-only inside a writable path")
+    read_only = tuple(mount.src for mount in request.mounts if mount.mode == "ro")
+    writable = tuple(mount.src for mount in request.mounts if mount.mode == "rw")
+    if "namespaces" not in active and (
+        nested := _nested(read_only, (*writable, *policy.filesystem.read_write))
+    ):
+        return absent(f"{nested[0]!r} is read-only inside a writable path: needs namespaces")
     return enforced("a link in the work directory, held by Landlock")
 
 
-def _inside(path: str, directory: str) -> bool:
-    return path == directory or path.startswith(directory.rstrip("/") + "/")
+def _nested(read_only: tuple[str, ...], writable: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of `read_only` inside a writable path: Landlock alone would let them be written."""
+    directories = [os.path.realpath(path).rstrip("/") for path in writable]
+
+    def inside(path: str) -> bool:
+        real = os.path.realpath(path)
+        return any(real == top or real.startswith(top + "/") for top in directories)
+
+    return tuple(path for path in read_only if inside(path))
 
 
 def shortcomings(facts: HostFacts, user: tuple[int, int] | None) -> Iterator[str]:
@@ -250,7 +262,18 @@ def spec(
     files, limits = policy.filesystem, policy.limits
     spaces = "namespaces" in active
     own_proc = spaces and facts.proc_mount
-    granted = [mount.src for mount in request.mounts if mount.mode == "rw"]
+    private_tmp = spaces and files.private_tmp and "/tmp" not in files.read_write
+    read_only = (
+        *SYSTEM,
+        *needed,
+        *(["/proc"] if own_proc else []),
+        *files.read_only,
+        *(mount.src for mount in request.mounts if mount.mode == "ro"),
+    )
+    read_write = (
+        *files.read_write,
+        *(mount.src for mount in request.mounts if mount.mode == "rw"),
+    )
     if policy.network.mode == "any":
         families: tuple[int, ...] = (_AF_INET, _AF_INET6, _AF_NETLINK)
     else:
@@ -262,15 +285,12 @@ def spec(
         layers=tuple(name for name in LAYERS if name in active),
         empty_network=policy.network.mode == "off",
         own_proc=own_proc,
-        private_tmp=spaces and files.private_tmp and "/tmp" not in files.read_write,
-        read_only=(
-            *SYSTEM,
-            *needed,
-            *(["/proc"] if own_proc else []),
-            *files.read_only,
-            *(mount.src for mount in request.mounts if mount.mode == "ro"),
+        private_tmp=private_tmp,
+        read_only=read_only,
+        read_write=(*read_write, *(["/dev/shm"] if spaces else [])),
+        freeze=(
+            _nested(read_only, (*read_write, *(["/tmp"] if private_tmp else []))) if spaces else ()
         ),
-        read_write=(*files.read_write, *granted, *(["/dev/shm"] if spaces else [])),
         links=tuple((m.dst, m.src) for m in request.mounts if not os.path.isabs(m.dst)),
         hide=(*HIDDEN, *files.hidden) if spaces else (),
         devices=DEVICES,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 
 from ..errors import BackendUnavailable
 from .base import Backend
@@ -14,6 +15,8 @@ BUILT_IN = {
     "inprocess": "belljar.backends.inprocess:InProcessBackend",
     "subprocess": "belljar.backends.subprocess:SubprocessBackend",
 }
+if sys.platform != "linux":
+    BUILT_IN["subprocess"] = "belljar.backends.portable:PortableBackend"
 # `auto` tries these in order: the strongest that starts fast comes first.
 PREFERENCE = ("subprocess",)
 GROUP = "belljar.backends"
@@ -37,7 +40,7 @@ def load(name: str, **options: object) -> Backend:
     module, _, attribute = target.partition(":")
     try:
         factory = getattr(importlib.import_module(module), attribute)
-    except ImportError as error:
+    except (ImportError, AttributeError) as error:
         raise BackendUnavailable(
             f"backend {name!r} cannot be imported: {error}", fix=f"pip install 'belljar[{name}]'"
         ) from error

@@ -304,6 +304,7 @@ class SubprocessBackend:
             "own_proc": spec.own_proc,
             "subreaper": "subreaper" in spec.layers,
             "private_tmp": private if spec.private_tmp else "",
+            "freeze": list(spec.freeze),
             "hide": list(spec.hide),
             "shm_size": spec.shm_size,
             "landlock": "landlock" in spec.layers,

@@ -38,7 +38,8 @@ class Ended:
 class Watch:
     """Runs the loop until the guest's tree is gone and its output read to the end.
 
-    Owns the descriptors it is given and closes them. `on_kill` is called once, before a kill.
+    Owns the descriptors it is given and closes them. `on_kill` is called once, before the kill of
+    a guest that has started.
     """
 
     def __init__(
@@ -133,7 +134,8 @@ class Watch:
             return
         self.reason = reason
         self._deadline = time.monotonic() + _KILL_SECONDS
-        self._on_kill()
+        if self._started:
+            self._on_kill()
         try:
             self._control.send(b"k")
         except (BrokenPipeError, ConnectionResetError):
@@ -171,7 +173,9 @@ class Watch:
             word, _, rest = line.decode().partition(" ")
             if word == "started":
                 self._started = True
-                if not self.reason:
+                if self.reason:  # cancelled before it began: the kill waits in the socket
+                    self._on_kill()
+                else:
                     self._deadline = float(rest) + self._timeout
             elif word == "failed":
                 raise self._failure(f"the sandbox could not be set up: {rest}")

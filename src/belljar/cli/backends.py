@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from contextlib import closing
 
 from .. import doctor
 from . import running, summary
 from .arguments import add_common
 from .failures import print_json
-from .terminal import visible
+from .terminal import show, visible
 
 EPILOG = """\
 examples:
@@ -46,6 +45,5 @@ def run(args: argparse.Namespace) -> int:
         )
         if report.fix and not report.available:
             rows.append(("", "", "", "", f"fix: {report.fix}"))
-    sys.stdout.write(visible(summary.table(rows)) + f"\n\ndefault: {chosen}\n")
-    sys.stdout.flush()
+    show(visible(summary.table(rows)) + f"\n\ndefault: {chosen}")
     return 0

@@ -10,7 +10,7 @@ from .. import doctor
 from . import running, summary
 from .arguments import add_common
 from .failures import print_json
-from .terminal import paint, visible
+from .terminal import paint, show, visible
 
 EPILOG = """\
 examples:
@@ -47,8 +47,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         lines = [*_host_lines(findings), "", *_backend_lines(reports, verbose=args.verbose), ""]
         lines.append(_verdict(level, usable))
-        sys.stdout.write("\n".join(lines) + "\n")
-        sys.stdout.flush()
+        show("\n".join(lines))
     return 0 if usable else 1
 
 

@@ -20,9 +20,7 @@ The exit code is the command's own, 127 if there is no such command; else as in 
 
 def add_arguments(parser: Parser) -> None:
     parser.usage = "belljar exec [options] -- CMD [ARG...]"
-    parser.add_argument(
-        "words", metavar="CMD", nargs="*", help="the command and its arguments"
-    )
+    parser.add_argument("words", metavar="CMD", nargs="*", help="the command and its arguments")
     request.add_arguments(parser)
 
 

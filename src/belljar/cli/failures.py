@@ -23,34 +23,30 @@ def exit_code(error: BaseException) -> int:
 
 def report(error: Exception, *, as_json: bool) -> int:
     """Tell the user about `error` and return the exit code."""
-    if not isinstance(error, BelljarError):
-        return _report_bug(error, as_json=as_json)
+    told = error if isinstance(error, BelljarError) else _bug(error)
     if as_json:
-        print_json({"error": error.to_dict()})
-    else:
-        terminal.complain(error.message, error.fix)
-    return exit_code(error)
+        try:
+            print_json({"error": told.to_dict()})
+        except BelljarError:  # stdout itself is what failed
+            as_json = False
+    if not as_json:
+        terminal.complain(told.message, told.fix)
+    return exit_code(told)
 
 
-def _report_bug(error: Exception, *, as_json: bool) -> int:
+def _bug(error: Exception) -> BelljarError:
+    """An exception that nobody foresaw, with its traceback on stderr for whoever mends it."""
     import traceback
 
-    message = f"internal error: {type(error).__name__}: {error}"
-    fix = "this is a bug in Belljar; please report it with the lines above"
-    if as_json:
-        print_json(
-            {"error": {"code": "internal", "message": message, "fix": fix, "retryable": False}}
-        )
-    else:
-        terminal.say(terminal.visible("".join(traceback.format_exception(error)).rstrip()))
-        terminal.complain(message, fix)
-    return 125
+    terminal.say(terminal.visible("".join(traceback.format_exception(error)).rstrip()))
+    return BelljarError(
+        f"internal error: {type(error).__name__}: {error}",
+        fix="this is a bug in Belljar; please report it with the traceback",
+    )
 
 
 def print_json(value: object) -> None:
     """One strict JSON object on stdout. Escaped to ASCII, so that no terminal can obey it."""
     import json
-    import sys
 
-    sys.stdout.write(json.dumps(value, allow_nan=False) + "\n")
-    sys.stdout.flush()
+    terminal.show(json.dumps(value, allow_nan=False))

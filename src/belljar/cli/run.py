@@ -37,7 +37,10 @@ _SUFFIXES = {
 def add_arguments(parser: Parser) -> None:
     parser.usage = "belljar run [options] (FILE | - | -c CODE) [ARG...] [-- ARG...]"
     parser.add_argument(
-        "words", metavar="FILE", nargs="*", help="the program (- is standard input), then words for it"
+        "words",
+        metavar="FILE",
+        nargs="*",
+        help="the program (- is standard input), then words for it",
     )
     parser.add_argument("-c", dest="code", metavar="CODE", help="the program itself")
     parser.add_argument("--lang", metavar="NAME", help="its language (default: by FILE's suffix)")

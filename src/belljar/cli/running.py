@@ -16,6 +16,7 @@ from .. import config
 from ..backends.base import Cancel, Plan
 from ..engine import Engine
 from ..errors import BelljarError
+from ..policy import Policy
 from ..types import Request, Result, Status
 from . import outputs, request, summary, terminal
 from .arguments import UsageError
@@ -85,12 +86,17 @@ def _conclude(
         for warning in result.warnings:
             terminal.complain(f"warning: {warning}", colour="yellow")
     if result.status not in (Status.SUCCESS, Status.ERROR) or result.signal is not None:
-        summary.trouble(result, _policy(engine, wanted, asked), cancelled=cancelled)
+        summary.trouble(
+            result,
+            _policy(engine, wanted, asked),
+            engine.settings.ceiling,
+            cancelled=cancelled,
+        )
     if talkative and not args.quiet:
         summary.completion(result)
 
 
-def _policy(engine: Engine, wanted: Request, asked: dict[str, Any]) -> Any:
+def _policy(engine: Engine, wanted: Request, asked: dict[str, Any]) -> Policy | None:
     """The limits the run had, for the message only: without them the message is shorter."""
     try:
         return engine.plan(wanted, **asked).policy
@@ -100,8 +106,7 @@ def _policy(engine: Engine, wanted: Request, asked: dict[str, Any]) -> Any:
 
 def _explain(plan: Plan, *, as_json: bool) -> int:
     if not as_json:
-        sys.stdout.write(summary.explain(plan) + "\n")
-        sys.stdout.flush()
+        terminal.show(summary.explain(plan))
         return 0
     print_json(
         {
@@ -124,8 +129,11 @@ def _signals_cancel(cancel: Cancel) -> Iterator[list[int]]:
     received: list[int] = []
 
     def handle(number: int, _frame: FrameType | None) -> None:
+        # A second signal may come anywhere in here. It must not enter set() while the first is
+        # inside, where a lock is held; and one of them must get there.
+        first = not received
         received.append(number)
-        if len(received) == 1:  # a second one may come in the middle of set(), which holds a lock
+        if first:
             cancel.set()
 
     if threading.current_thread() is not threading.main_thread():

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from .. import config
 from ..config_keys import KEYS, VARIABLES
 from . import summary
 from .arguments import add_common
 from .failures import print_json
-from .terminal import visible
+from .terminal import show, visible
 
 EPILOG = """\
 Settings come from /etc/belljar/belljar.toml, ~/.config/belljar/belljar.toml, the file named by
@@ -48,8 +47,7 @@ def run(args: argparse.Namespace) -> int:
         shown = unset if value is None else _text(value)
         source = settings.sources.get(key, "default")
         rows.append((key, shown, source, variables.get(key, "")))
-    sys.stdout.write(visible(summary.table(rows)) + "\n")
-    sys.stdout.flush()
+    show(visible(summary.table(rows)))
     return 0
 
 

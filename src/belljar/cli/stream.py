@@ -9,6 +9,7 @@ then the process has one thread, which lets a backend fork.
 from __future__ import annotations
 
 import queue
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -67,6 +68,9 @@ class GuestOutput:
         self._queue.put((stream, data))
 
     def _write(self) -> None:
+        # A signal that the kernel hands to this thread would not wake the main thread's poll.
+        if hasattr(signal, "pthread_sigmask"):
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         descriptors = {"stdout": 1, "stderr": 2}
         while (item := self._queue.get()) is not None:
             if self.failure is not None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from ..backends.base import Plan
-from ..policy import Policy
+from ..policy import Ceiling, Policy
 from ..types import Enforcement, Result, Status
 from ..units import human_size
 from . import terminal
@@ -104,7 +104,9 @@ def completion(result: Result) -> None:
         terminal.say(f"   value: {visible(_shortened(repr(result.value)))}")
 
 
-def trouble(result: Result, policy: Policy | None, *, cancelled: bool = False) -> None:
+def trouble(
+    result: Result, policy: Policy | None, ceiling: Ceiling, *, cancelled: bool = False
+) -> None:
     """What went wrong and how to go on, for every end but success and the program's own failure."""
     field, verb = _FIELDS.get(result.limit_hit or result.status.value, (None, ""))
     if cancelled:
@@ -118,6 +120,8 @@ def trouble(result: Result, policy: Policy | None, *, cancelled: bool = False) -
         if policy is not None:
             bound = limit_value(policy, field)
             fix += f" {_more(policy, field)}"
+            if getattr(policy.limits, field) == getattr(ceiling, field):
+                fix = f"only the operator can allow more: ceiling.{field} in `belljar settings`"
         name = result.limit_hit or result.status.value
         terminal.complain(f"{name}: the program {verb} {bound}", fix)
     elif result.status is Status.REFUSED:

@@ -12,6 +12,8 @@ import os
 import sys
 from typing import TextIO
 
+from ..errors import BelljarError
+
 _BIDI = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _LINE_BREAKS = (0x2028, 0x2029)
 
@@ -68,21 +70,32 @@ def speaks_unicode(stream: TextIO | None) -> bool:
     return codecs.lookup(encoding).name == "utf-8"
 
 
+def show(text: str) -> None:
+    """A line, or several, of ours on stdout."""
+    try:
+        write_all(1, _encoded(text, sys.stdout))
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise BelljarError(f"cannot write to stdout: {error.strerror}") from None
+
+
 def say(text: str) -> None:
     """One line of ours on stderr. A closed or broken stderr is nobody we could tell about it."""
-    stream = sys.stderr
-    if stream is None:
-        return
-    encoding = "utf-8" if speaks_unicode(stream) else "ascii"
     try:
-        stream.flush()
-        write_all(stream.fileno(), (text + "\n").encode(encoding, "backslashreplace"))
-    except (OSError, ValueError):
+        write_all(2, _encoded(text, sys.stderr))
+    except OSError:
         return
+
+
+def _encoded(text: str, stream: TextIO | None) -> bytes:
+    encoding = "utf-8" if speaks_unicode(stream) else "ascii"
+    return (text + "\n").encode(encoding, "backslashreplace")
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write everything, also to a pipe that somebody else made non-blocking."""
+    """Write everything, also to a pipe that somebody else made non-blocking, and whatever
+    PYTHONUNBUFFERED says: then sys.stdout loses what a short write leaves over."""
     while data:
         try:
             data = data[os.write(descriptor, data) :]

@@ -137,7 +137,13 @@ class _ScannerSettings:
     strict = True
     object_hook = None
     object_pairs_hook = None
-    parse_float = float
+
+    @staticmethod
+    def parse_float(digits: str) -> float:
+        number = float(digits)
+        if number - number != 0.0:
+            raise ProtocolError("a number that is not finite")
+        return number
 
     @staticmethod
     def parse_int(digits: str) -> int:
@@ -176,7 +182,9 @@ def _plain_codec() -> tuple[Scan, Write]:
     import json
 
     decoder = json.JSONDecoder(
-        parse_int=_ScannerSettings.parse_int, parse_constant=_ScannerSettings.parse_constant
+        parse_float=_ScannerSettings.parse_float,
+        parse_int=_ScannerSettings.parse_int,
+        parse_constant=_ScannerSettings.parse_constant,
     )
     writer = json.JSONEncoder(
         ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":")
@@ -213,7 +221,7 @@ def loads(data: bytes, max_nodes: int = MAX_NODES, max_depth: int = MAX_DEPTH) -
 
     Of duplicate keys the last one wins. There is no white space around the value, no NaN, no escape
     that could name half of a surrogate pair (non-ASCII text is never escaped), and no integer
-    longer than MAX_DIGITS.
+    longer than MAX_DIGITS. Numbers are finite.
     """
     try:
         text = data.decode("utf-8")

@@ -162,6 +162,7 @@ class Interpreter:
             self._succeeded(self.module.__dict__.get("result"))
             return Outcome(problem)
         except BaseException as problem:
+            self._ballast = None  # before any call: a call may need memory of its own
             return self._failed(problem, _of_program(problem.__traceback__), filename, lines)
         self._succeeded(self.module.__dict__.get("result") if value is None else value)
         return Outcome(None)
@@ -244,7 +245,6 @@ class Interpreter:
         memory: bool = True,
     ) -> Outcome:
         """Send the error and print it, as well as the state of the interpreter allows."""
-        self._ballast = None
         out_of_memory = memory and issubclass(type(error), MemoryError)
         try:
             if out_of_memory:

@@ -69,6 +69,40 @@ def restrict(read_only: Iterable[str], read_write: Iterable[str], devices: Itera
         os.close(ruleset)
 
 
+def build(
+    read_only: Iterable[str],
+    read_write: Iterable[str],
+    devices: Iterable[str],
+    *,
+    close_network: bool,
+) -> int:
+    """A ruleset as `restrict` would enforce, for later: `enforce` takes the descriptor.
+
+    `close_network` also refuses TCP, where the kernel can.
+    """
+    version = abi()
+    everything = _ALL_BY_ABI.get(version, (1 << 16) - 1)
+    scope = _SCOPE_ABSTRACT_SOCKETS | _SCOPE_SIGNALS if version >= 6 else 0
+    attributes = _RulesetAttr(everything, 3 if close_network and version >= 4 else 0, scope)
+    size = 8 if version < 4 else 16 if version < 6 else 24
+    ruleset = syscalls.call(
+        "landlock_create_ruleset", ctypes.byref(attributes), ctypes.c_size_t(size), 0
+    )
+    for paths, access in (
+        (read_only, _READ),
+        (read_write, everything & ~(MAKE_CHAR | MAKE_BLOCK)),
+        (devices, READ_FILE | WRITE_FILE | TRUNCATE | IOCTL_DEV),
+    ):
+        for path in paths:
+            _allow(ruleset, path, access & everything)
+    return ruleset
+
+
+def enforce(ruleset: int) -> None:
+    """Confine this thread to a ruleset that `build` made. Needs no_new_privs."""
+    syscalls.call("landlock_restrict_self", ruleset, 0)
+
+
 def _allow(ruleset: int, path: str, access: int) -> None:
     fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:

@@ -166,6 +166,8 @@ class Run:
         if spec["private_tmp"]:
             keep = [*spec["read_only"], *spec["read_write"]]
             namespaces.private_tmp("/tmp", spec["private_tmp"], keep)
+        for path in spec["freeze"]:
+            namespaces.freeze(path)
         for path in spec["hide"]:
             namespaces.hide(path)
         if spec["shm_size"] and os.path.isdir("/dev/shm"):

@@ -39,10 +39,11 @@ def enter(*, network: bool) -> None:
             os.close(fd)
     syscalls.sethostname("belljar")
     if network:
-        _loopback_up()
+        loopback_up()
 
 
-def _loopback_up() -> None:
+def loopback_up() -> None:
+    """Switch 127.0.0.1 on in this network namespace."""
     import _socket  # the wrapper module costs milliseconds at start
 
     sock = _socket.socket(_AF_INET, _SOCK_DGRAM)
@@ -70,6 +71,14 @@ def hide(path: str) -> None:
         syscalls.mount("tmpfs", path, "tmpfs", flags, "size=4k,mode=555")
     elif os.path.exists(path):
         syscalls.mount("/dev/null", path, None, syscalls.MS_BIND)
+
+
+def freeze(path: str) -> None:
+    """Make a path read-only wherever it is: Landlock alone would give it its parent's rights."""
+    if not os.path.exists(path):
+        return
+    syscalls.mount(path, path, None, syscalls.MS_BIND | syscalls.MS_REC)
+    syscalls.mount_setattr(path, syscalls.MOUNT_ATTR_RDONLY)
 
 
 def memory_directory(path: str, size: int) -> None:

@@ -18,6 +18,8 @@ NUMBERS |= {
     "landlock_create_ruleset": 444,
     "landlock_add_rule": 445,
     "landlock_restrict_self": 446,
+    "close_range": 436,
+    "mount_setattr": 442,
 }
 
 CLONE_NEWNS = 0x0002_0000
@@ -29,6 +31,9 @@ CLONE_NEWNET = 0x4000_0000
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+MNT_DETACH = 2
+MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
+MOUNT_ATTR_IDMAP = 0x0010_0000
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
@@ -77,6 +82,49 @@ def mount(
     )
 
 
+def umount(target: str) -> None:
+    """Take a mount and all below it out of this mount namespace."""
+    _check(_libc.umount2(os.fsencode(target), ctypes.c_int(MNT_DETACH)), f"umount {target}")
+
+
+def setns(fd: int, kind: int) -> None:
+    _check(_libc.setns(ctypes.c_int(fd), ctypes.c_int(kind)), "setns")
+
+
+def pivot_root(new: str, old: str) -> None:
+    call("pivot_root", ctypes.c_char_p(os.fsencode(new)), ctypes.c_char_p(os.fsencode(old)))
+
+
+class _MountAttr(ctypes.Structure):
+    _fields_ = (
+        ("set", ctypes.c_uint64),
+        ("clear", ctypes.c_uint64),
+        ("propagation", ctypes.c_uint64),
+        ("userns", ctypes.c_uint64),
+    )
+
+
+def mount_setattr(
+    target: str, attributes: int, *, recursive: bool = True, userns: int = 0, fd: int = -100
+) -> None:
+    """Add `attributes` to a mount (and to those below it). `userns` is for MOUNT_ATTR_IDMAP."""
+    wanted = _MountAttr(attributes, 0, 0, userns)
+    flags = (0x8000 if recursive else 0) | (0 if target else 0x1000)
+    call(
+        "mount_setattr",
+        ctypes.c_int(fd),
+        ctypes.c_char_p(os.fsencode(target)),
+        ctypes.c_uint(flags),
+        ctypes.byref(wanted),
+        ctypes.c_size_t(ctypes.sizeof(wanted)),
+    )
+
+
+def close_from(first: int) -> None:
+    """Close every descriptor from `first` on."""
+    call("close_range", ctypes.c_uint(first), ctypes.c_uint(0xFFFF_FFFF), ctypes.c_uint(0))
+
+
 def sethostname(name: str) -> None:
     raw = name.encode()
     _check(_libc.sethostname(raw, ctypes.c_size_t(len(raw))), "sethostname")
@@ -86,10 +134,17 @@ class _CapHeader(ctypes.Structure):
     _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
 
 
-def drop_capabilities() -> None:
-    """Empty every capability set of this thread, for good: an exec does not bring any back."""
+def last_capability() -> int:
     with open("/proc/sys/kernel/cap_last_cap") as file:
-        last = int(file.read())
+        return int(file.read())
+
+
+def drop_capabilities(last: int | None = None) -> None:
+    """Empty every capability set of this thread, for good: an exec does not bring any back.
+
+    `last` is what `last_capability` said, for where it cannot be asked any more.
+    """
+    last = last_capability() if last is None else last
     try:
         for capability in range(last + 1):
             prctl(PR_CAPBSET_DROP, capability)

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 import textwrap
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from ...api import build_request
 from ...backends.base import Backend, Cancel, Plan
 from ...config import Settings
 from ...engine import Engine
+from ...errors import PolicyUnenforceable
 from ...events import Emit, Event, Output
 from ...policy import POLICY_KEYS, Isolation
 from ...types import Enforcement, Request, Result
@@ -71,12 +73,15 @@ class Jar:
         """What the backend says about one policy field."""
         return self.plan().enforcement[field]
 
-    def needs(self, *names: str) -> None:
-        """Skip the test where the backend does not claim to hold these fields."""
-        for name in names:
-            held = self.held(name)
-            if held.state == "absent":
-                pytest.skip(f"{name} is absent ({held.by}), so asking for it is refused")
+    def needs(self, **asked: Any) -> None:
+        """Skip the test where the backend refuses this policy, because it cannot hold it."""
+        try:
+            report = self.plan(**asked).enforcement
+        except PolicyUnenforceable as refusal:
+            assert set(refusal.fields) & set(asked), refusal
+            pytest.skip(f"refused, as it should be: {refusal.message}")
+        lacking = [name for name in asked if name in report and report[name].state == "absent"]
+        assert not lacking, f"{lacking} absent, asked for, and not refused"
 
     def needs_own_process(self) -> None:
         if self.backend.isolation is Isolation.NONE:
@@ -110,9 +115,17 @@ class Backed:
     @pytest.fixture
     def open_dir(self) -> Iterator[Path]:
         """A host directory that any user may enter and write: only the sandbox can forbid it."""
-        path = tempfile.mkdtemp(prefix="belljar-conformance-")
-        Path(path).chmod(0o777)
-        yield Path(path)
+        with writable_directory(None) as path:
+            yield path
+
+
+@contextmanager
+def writable_directory(where: str | None) -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="belljar-conformance-", dir=where))
+    path.chmod(0o777)
+    try:
+        yield path
+    finally:
         shutil.rmtree(path)
 
 

@@ -92,8 +92,8 @@ class Kills(Backed):
 
     def test_a_tight_chain_of_forks_is_gone(self, jar: Jar, open_dir: Path) -> None:
         jar.needs_own_process()
-        jar.needs("mounts")
         mounts = (Mount(str(open_dir), "shown", "rw"),)
+        jar.needs(mounts=mounts)
         result = jar.run(COMET, mounts=mounts)
         assert (result.status, result.stdout) == (Status.SUCCESS, "comet is up\n"), result
         beat = open_dir / "beat"

@@ -41,7 +41,7 @@ GENEROUS = 15.0  # seconds by which a kill has to be over, on any machine
 class Limits(Backed):
     @pytest.mark.parametrize("code", [BUSY, ASLEEP], ids=["busy", "asleep"])
     def test_a_program_past_its_time_is_a_timeout(self, jar: Jar, code: str) -> None:
-        jar.needs("timeout")
+        jar.needs(timeout=1)
         started = time.monotonic()
         result = jar.run(f"print('started', flush=True)\n{code}", timeout=1)
         assert result.status is Status.TIMEOUT
@@ -51,11 +51,11 @@ class Limits(Backed):
         assert time.monotonic() - started < GENEROUS
 
     def test_a_program_within_its_time_is_left_alone(self, jar: Jar) -> None:
-        jar.needs("timeout")
+        jar.needs(timeout=1)
         assert jar.run("import time; time.sleep(0.2); 'woke'", timeout=20).value == "woke"
 
     def test_a_program_that_ignores_everything_is_a_timeout_too(self, jar: Jar) -> None:
-        jar.needs("timeout")
+        jar.needs(timeout=1)
         jar.needs_own_process()
         started = time.monotonic()
         result = jar.run(STUBBORN, timeout=1)
@@ -65,20 +65,20 @@ class Limits(Backed):
         assert time.monotonic() - started < GENEROUS
 
     def test_time_in_exit_handlers_counts(self, jar: Jar) -> None:
-        jar.needs("timeout")
+        jar.needs(timeout=1)
         jar.needs_own_process()
         code = "import atexit, time; atexit.register(time.sleep, 60)"
         assert jar.run(code, timeout=1).status is Status.TIMEOUT
 
     def test_processor_time_is_held_to_the_share(self, jar: Jar) -> None:
-        jar.needs("cpus", "timeout")
+        jar.needs(cpus=0.5, timeout=2)
         result = jar.run(BUSY, cpus=0.5, timeout=2)
         assert result.status is Status.TIMEOUT
         assert result.usage.cpu is not None
         assert result.usage.cpu <= 0.5 * 2 + 0.5
 
     def test_many_processes_share_one_core(self, jar: Jar) -> None:
-        jar.needs("cpus", "timeout")
+        jar.needs(cpus=1, timeout=2)
         jar.needs_own_process()
         if (os.cpu_count() or 1) < 2:
             pytest.skip("this host has one core only")
@@ -100,25 +100,25 @@ class Limits(Backed):
         ids=["one list", "one buffer", "growing", "raised"],
     )
     def test_a_program_past_its_memory_is_oom(self, jar: Jar, code: str) -> None:
-        jar.needs("memory")
+        jar.needs(memory="128M")
         result = jar.run(f"print('started', flush=True)\n{code}", memory="128M")
         assert result.status is Status.OOM, result
         assert result.stdout == "started\n"
 
     def test_a_program_within_its_memory_is_left_alone(self, jar: Jar) -> None:
-        jar.needs("memory")
+        jar.needs(memory="128M")
         result = jar.run("x = bytearray(100 << 20)\nlen(x)", memory="256M")
         assert (result.status, result.value) == (Status.SUCCESS, 100 << 20)
 
     def test_a_fork_loop_is_stopped_at_its_number(self, jar: Jar) -> None:
-        jar.needs("processes")
+        jar.needs(processes=20)
         jar.needs_own_process()
         result = jar.run(FORKS, processes=20, context={"wanted": 200})
         assert (result.status, result.limit_hit) == (Status.LIMIT, "pids"), result
         assert 1 <= int(result.stdout) <= 20
 
     def test_a_program_may_live_with_a_refused_fork(self, jar: Jar) -> None:
-        jar.needs("processes")
+        jar.needs(processes=20)
         jar.needs_own_process()
         code = FORKS.replace("finally:", "except OSError:")
         result = jar.run(code, processes=20, context={"wanted": 200})
@@ -126,20 +126,20 @@ class Limits(Backed):
         assert 1 <= int(result.stdout) <= 20
 
     def test_forks_within_the_number_are_left_alone(self, jar: Jar) -> None:
-        jar.needs("processes")
+        jar.needs(processes=20)
         jar.needs_own_process()
         result = jar.run(FORKS, processes=50, context={"wanted": 30})
         assert (result.status, result.stdout) == (Status.SUCCESS, "30\n")
 
     def test_the_host_can_still_fork_meanwhile(self, jar: Jar) -> None:
-        jar.needs("processes")
+        jar.needs(processes=20)
         jar.needs_own_process()
         first = jar.run(FORKS, processes=10, context={"wanted": 200})
         assert first.status is Status.LIMIT
         assert jar.run(FORKS, processes=10, context={"wanted": 5}).success
 
     def test_a_file_past_the_disk_limit_is_refused(self, jar: Jar) -> None:
-        jar.needs("disk")
+        jar.needs(disk="4M")
         jar.needs_own_process()
         code = """
             with open("big", "wb", buffering=0) as file:
@@ -151,27 +151,32 @@ class Limits(Backed):
         assert sum(file.size for file in result.files.values()) <= 4 << 20
 
     def test_files_within_the_disk_limit_are_written(self, jar: Jar) -> None:
-        jar.needs("disk")
+        jar.needs(disk="4M")
         result = jar.run("open('big', 'wb').write(bytes(3 << 20))", disk="16M")
         assert result.success
         assert result.files["big"].size == 3 << 20
 
-    def test_many_files_past_the_disk_limit_are_refused(self, jar: Jar) -> None:
-        if jar.held("disk").state != "enforced":
-            pytest.skip(f"disk is {jar.held('disk').state}: {jar.held('disk').by}")
-        code = "for n in range(64):\n    open(f'f{n}', 'wb').write(bytes(1 << 20))"
+    def test_many_files_past_the_disk_limit_end_the_run(self, jar: Jar) -> None:
+        jar.needs(disk="8M")
+        # Best effort may come late, not never: the program gives it time, and fails if it is left.
+        code = """
+            import time
+            for number in range(64):
+                open(f"file{number}", "wb").write(bytes(1 << 20))
+            time.sleep(10)
+            """
         result = jar.run(code, disk="8M")
         assert (result.status, result.limit_hit) == (Status.LIMIT, "disk"), result
 
     def test_descriptors_past_the_number_are_refused(self, jar: Jar) -> None:
-        jar.needs("open_files")
+        jar.needs(open_files=32)
         jar.needs_own_process()
         code = "import os\nkept = [os.dup(1) for _ in range(1000)]"
         result = jar.run(code, open_files=32)
         assert (result.status, result.limit_hit) == (Status.LIMIT, "fds"), result
 
     def test_descriptors_within_the_number_are_given(self, jar: Jar) -> None:
-        jar.needs("open_files")
+        jar.needs(open_files=32)
         jar.needs_own_process()
         result = jar.run("import os\nlen([os.dup(1) for _ in range(100)])", open_files=256)
         assert result.value == 100
@@ -180,7 +185,7 @@ class Limits(Backed):
     def test_big_output_keeps_its_head_and_tail_and_the_run_goes_on(
         self, jar: Jar, stream: str
     ) -> None:
-        jar.needs("output")
+        jar.needs(output="64K")
         code = f"""
             import sys
             sys.{stream}.write("HEAD")
@@ -203,7 +208,7 @@ class Limits(Backed):
         assert len(getattr(whole, stream)) == 8 + (4 << 20)
 
     def test_a_flood_of_output_does_not_grow_the_host(self, jar: Jar) -> None:
-        jar.needs("output")
+        jar.needs(output="64K")
         if not os.path.exists("/proc/self/clear_refs"):
             pytest.skip("this host does not count its own peak")
         code = "import sys\npiece = 'x' * (1 << 20)\nfor _ in range(256): sys.stdout.write(piece)"

@@ -53,7 +53,7 @@ class Runs(Backed):
         assert len({result.id for result in results}) == len(tokens)
 
     def test_one_run_s_end_does_not_touch_its_neighbours(self, jar: Jar) -> None:
-        jar.needs("timeout")
+        jar.needs(timeout=0.5)
         with ThreadPoolExecutor(4) as pool:
             slow = pool.submit(jar.run, "import time; time.sleep(2); 'slept'")
             ended = [

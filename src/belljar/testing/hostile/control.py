@@ -58,7 +58,7 @@ _fresh = _mmap.mmap
 class _Recycled(_fresh):
     def __new__(cls, *a):
         pages = _fresh.__new__(cls, *a)
-        pages[:16] = b'somebody else\'s.'
+        pages[:16] = b'another tenant..'
         return pages
 _mmap.mmap = _Recycled
 """
@@ -207,10 +207,8 @@ class ControlSubject:
         self._script = world.root / "trusting.py"
         shutil.copyfile(_SCRIPT, self._script)
         self._script.chmod(0o644)
-        self._turn = 0
 
     def run(self, job: Job) -> Seen:
-        self._turn += 1
         slot = Path(tempfile.mkdtemp(prefix="belljar-control-"))
         work = slot / "work"
         work.mkdir()
@@ -218,8 +216,8 @@ class ControlSubject:
         self._fill(work, program, job)
         for path in (slot, work, *work.rglob("*")):
             os.chown(path, self._uid, self._uid, follow_symlinks=False)
-        reply = self._home / f"reply-{self._turn}"
-        told = self._home / f"job-{self._turn}"
+        reply = self._home / f"{slot.name}.reply"
+        told = self._home / f"{slot.name}.job"
         told.write_text(json.dumps(self._message(job, work, program, reply)))
         start = time.monotonic()
         with _Listener(self._home / "session", job.on_output):
@@ -280,6 +278,7 @@ class ControlSubject:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            env=self._world.server_environment,
             **how,
         )
         try:
@@ -289,7 +288,7 @@ class ControlSubject:
             process.wait()
 
     def terminal(self, job: Job) -> bytes:
-        program = self._world.root / f"shown-{self._turn}.py"
+        program = self._world.root / "shown.py"
         program.write_text(job.code)
         program.chmod(0o644)
         words = [self._python, "-I", str(program)]
@@ -304,10 +303,17 @@ class ControlSubject:
         )
         for place in (Path("/dev/shm"), Path("/tmp")):
             for path in place.iterdir():
-                if path.lstat().st_uid == self._uid and path != self._world.root:
+                if _owner(path) == self._uid:
                     path.unlink() if not path.is_dir() else remove(path)
         for path in self._world.temporary.iterdir():
             remove(path)
+
+
+def _owner(path: Path) -> int | None:
+    try:
+        return path.lstat().st_uid
+    except FileNotFoundError:  # somebody else's, and gone
+        return None
 
 
 def _next_cells(code: str) -> Iterable[str]:

@@ -60,7 +60,7 @@ def plant_in_tmp(scene: Scene) -> Iterator[None]:
         planted.unlink(missing_ok=True)
 
 
-@preparation("se-010-pool-residue-reader", "se-011-uninitialised-memory")
+@preparation("se-010-pool-residue-reader")
 @contextmanager
 def another_tenant_before(scene: Scene) -> Iterator[None]:
     """Another tenant's program runs first, in whatever slot the case will get."""
@@ -95,6 +95,24 @@ def queue_the_next_cell(scene: Scene) -> Iterator[None]:
 def program_under_every_name(scene: Scene) -> Iterator[None]:
     """The program execs itself by reading sys.argv[0], which is `-c` from the second time on."""
     scene.job = replace(scene.job, files={**scene.job.files, "-c": scene.job.code.encode()})
+    yield
+
+
+@preparation("rv-015-exception-object", "se-011-uninitialised-memory")
+@contextmanager
+def room_for_itself(scene: Scene) -> Iterator[None]:
+    """The program copies 64 or 100 MiB on purpose: with less memory it would end before its point."""
+    scene.job = replace(scene.job, limits={**scene.job.limits, "MEM_MB": 512})
+    with another_tenant_before(scene) if scene.case.group == "secrets" else _nothing(scene):
+        yield
+
+
+@preparation("rf-005-sparse-1TiB")
+@contextmanager
+def room_for_a_hole(scene: Scene) -> Iterator[None]:
+    """A file of that size must exist, or the collector is not tested. It takes no room on a disk."""
+    if scene.klass == "process":
+        scene.job = replace(scene.job, limits={**scene.job.limits, "DISK_MB": 2 << 20})
     yield
 
 

@@ -166,6 +166,7 @@ class Runner:
         """Run one case, or the two halves of a pair at the same time, and look at everything."""
         for case in unit:
             require(case.expect.asserts)
+        self.world.revive_sentinel()
         before = Snapshot.take()
         scenes: list[Scene] = []
         try:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 _PATIENCE = 5.0
+_END_SECONDS = 45.0  # longer than any case runs by itself
 _OURS = "belljar"
 _SHARED_PLACES = ("/dev/shm", "/var/tmp", "/run")
 
@@ -48,9 +49,12 @@ class Snapshot:
 def leftovers(before: Snapshot, patience: float = _PATIENCE) -> list[str]:
     """What is still left after at most `patience` seconds; returns as soon as nothing is."""
     deadline = time.monotonic() + patience
+    _reap()  # those that died with the run
     while True:
-        _reap()
         left = Snapshot.take().leftovers(before)
+        # A process that forks and ends faster than we can look is seen by the corpses it leaves us.
+        if ended := _reap():
+            left.append(f"process {ended} of several that keep coming and going")
         if not left or time.monotonic() > deadline:
             return left
         time.sleep(0.05)
@@ -59,17 +63,16 @@ def leftovers(before: Snapshot, patience: float = _PATIENCE) -> list[str]:
 def end_survivors(before: Snapshot) -> None:
     """Kill the descendants of this process that were not there before: a breach must not stay."""
     known = before.kinds["process"]
-    for _ in range(200):
+    deadline = time.monotonic() + _END_SECONDS
+    while time.monotonic() < deadline:
         alive = [pid for pid in descendants() if _describe(pid) not in known]
         for pid in alive:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
-        _reap()
-        if not alive:
+        if not _reap() and not alive:
             return
-        time.sleep(0.01)
 
 
 def descendants() -> list[int]:
@@ -112,14 +115,19 @@ def _processes() -> Iterable[tuple[int, int, str]]:
         yield int(name), int(fields[1]), fields[0].decode()
 
 
-def _reap() -> None:
-    """Collect the orphans that became our children and died. Nothing runs while we look."""
+def _reap() -> int:
+    """Collect the orphans that became our children and died; one of them, or 0.
+
+    No run goes on while we look, so nobody else waits for them.
+    """
+    found = 0
     for pid, parent, state in _processes():
         if parent == os.getpid() and state == "Z":
             try:
-                os.waitpid(pid, os.WNOHANG)
+                found = os.waitpid(pid, os.WNOHANG)[0] or found
             except ChildProcessError:
                 continue
+    return found
 
 
 def _describe(pid: int) -> str:
@@ -163,8 +171,9 @@ def _unix_sockets() -> Iterable[str]:
 def _temporary_files() -> Iterable[str]:
     here = tempfile.gettempdir()
     yield from (os.path.join(here, name) for name in _names(here))
+    mine = re.compile(rf"{_OURS}.*\b{os.getpid()}\b")
     for place in _SHARED_PLACES:
-        yield from (os.path.join(place, name) for name in _names(place) if _OURS in name)
+        yield from (os.path.join(place, name) for name in _names(place) if mine.match(name))
 
 
 def _loop_devices() -> Iterable[str]:

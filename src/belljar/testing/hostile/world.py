@@ -64,7 +64,7 @@ class World:
             stack.enter_context(_environment(dict.fromkeys(SECRET_NAMES, self.secret)))
             self.listeners = Listeners(self.root)
             stack.callback(self.listeners.close)
-            self.sentinel = Sentinel(self.root, self._python, os.environ, self.owner)
+            self.sentinel = self._new_sentinel()
             stack.callback(lambda: self.sentinel.close())
             stack.enter_context(_temporary_directory(self.root / "tmp"))
             stack.enter_context(_subreaper())
@@ -79,16 +79,24 @@ class World:
         """Where the code under test makes its temporary directories."""
         return self.root / "tmp"
 
+    @property
+    def server_environment(self) -> dict[str, str]:
+        """What a server of this host would be started with: secrets, but none that are real."""
+        plain = {"PATH": os.defpath, "HOME": str(self.home), "LANG": "C.UTF-8"}
+        return plain | dict.fromkeys(SECRET_NAMES, self.secret)
+
+    def _new_sentinel(self) -> Sentinel:
+        return Sentinel(self.root, self._python, self.server_environment, self.owner)
+
     def revive_sentinel(self) -> None:
         """A new sentinel, if a guest has ended the old one."""
         if not self.sentinel.alive:
             self.sentinel.close()
-            self.sentinel = Sentinel(self.root, self._python, os.environ, self.owner)
+            self.sentinel = self._new_sentinel()
 
     def stage(self, case: Case, klass: str) -> Stage:
         """Fresh canaries and files for one run of one case."""
         self._stages += 1
-        self.revive_sentinel()
         return Stage(self, case, klass, self.root / f"stage-{self._stages}")
 
 

@@ -64,6 +64,18 @@ def cpu_time_le(scene: Scene, _: str) -> str | None:
     return None
 
 
+@check("open_files_le")
+def open_files_le(scene: Scene, _: str) -> str | None:
+    """The program says how many it could open; a pair of sockets is two."""
+    stdout = scene.seen.result.stdout if scene.seen.result else ""
+    counts = [int(number) for number in re.findall(r"^R:HELD (\d+)", stdout, re.MULTILINE)]
+    if not counts:
+        return "the program did not say how many it could open"
+    opened = max(counts) * (2 if "socketpair" in scene.case.code else 1)
+    most = scene.job.limits["FDS"]
+    return None if opened <= most else f"{opened} descriptors were open, not at most {most}"
+
+
 @check("next_run_ok")
 def next_run_ok(scene: Scene, _: str) -> str | None:
     seen, seconds = scene.timed("print(2+2)")

@@ -197,7 +197,8 @@ def collector_mem_le(scene: Scene, _: str) -> str | None:
 @check("host_does_not_decompress")
 def host_does_not_decompress(scene: Scene, _: str) -> str | None:
     files = scene.seen.result.files if scene.seen.result else {}
-    strangers = [name for name in files if name.startswith("out/") and name != "out/z.zip"]
+    given = ("out/.keep", "out/z.zip")
+    strangers = [name for name in files if name.startswith("out/") and name not in given]
     if strangers:
         return f"{strangers[0]} was unpacked on the host"
     return collector_mem_le(scene, "")

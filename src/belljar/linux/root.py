@@ -1,0 +1,146 @@
+"""The file tree that a jail sees, built from nothing: a small memory file system and bind mounts.
+
+`build` runs in a mount namespace of its own. Both pivots are needed: the first moves the host's tree
+aside to /old, whatever it is called there, the second throws it away. Nothing of the host is left to
+be reached afterwards but the mounts that the view names.
+"""
+
+from __future__ import annotations
+
+import os
+
+from . import syscalls
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+# Memory file systems of every run are mounted below here: Landlock finds the rule for a file on
+# the parents of a mount point, never on the mount point that it hides.
+SANDBOX = "/sandbox"
+WORK, TMP, SHM = "/sandbox/work", "/sandbox/tmp", "/sandbox/shm"
+# Where mounts wait that go below one of those, until the run has mounted it.
+WAITING = "/.mounts"
+# A device that no rule grants: writing to it succeeds unless Landlock is on.
+PROBE = "/dev/.probe"
+DEVICES = ("null", "zero", "full", "random", "urandom")
+
+_LINKS = (
+    ("tmp", "sandbox/tmp"), ("work", "sandbox/work"), ("dev/shm", "/sandbox/shm"),
+    ("dev/fd", "/proc/self/fd"), ("dev/stdin", "/proc/self/fd/0"),
+    ("dev/stdout", "/proc/self/fd/1"), ("dev/stderr", "/proc/self/fd/2"),
+    ("var/tmp", "/sandbox/tmp"),
+)  # fmt: skip
+_ETC = {
+    "passwd": "root:x:0:0:root:/:/usr/sbin/nologin\nuser:x:1000:1000:user:/sandbox/work:/bin/sh\n"
+    "nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
+    "group": "root:x:0:\nuser:x:1000:\nnogroup:x:65534:\n",
+    "hosts": "127.0.0.1 localhost belljar\n::1 localhost\n",
+    "hostname": "belljar\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\nservices: files\n",
+}
+_QUIET = syscalls.MS_NOSUID | syscalls.MS_NODEV
+_BIND = syscalls.MS_BIND | syscalls.MS_REC
+_HARMLESS = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
+
+
+def build(view: dict[str, Any]) -> None:
+    """Make the tree of `view` this process's root. /proc still is the host's: see `own_proc`.
+
+    `view`: `show` is a list of (source, destination, "ro" or "rw"), `links` of (path, target),
+    `hide` of paths, `waiting` of (source, mode) for mounts that a run itself puts into place.
+    """
+    syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
+    syscalls.mount("tmpfs", "/tmp", "tmpfs", _QUIET, "size=4m,mode=755")
+    os.mkdir("/tmp/old")
+    os.mkdir("/tmp/new")
+    syscalls.mount("/tmp/new", "/tmp/new", None, syscalls.MS_BIND)
+    syscalls.pivot_root("/tmp", "/tmp/old")
+    os.chdir("/new")
+
+    for path in (
+        "dev",
+        "etc",
+        "proc",
+        "run",
+        "var",
+        "home",
+        SANDBOX[1:],
+        WORK[1:],
+        TMP[1:],
+        SHM[1:],
+    ):
+        os.makedirs(path, 0o755, exist_ok=True)
+    for path, target in (*view["links"], *_LINKS):
+        path = path.lstrip("/")
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        os.symlink(target, path)
+    for name in DEVICES:
+        _bind(f"/old/dev/{name}", f"dev/{name}")
+    _bind("/old/dev/zero", PROBE[1:])
+    for name, text in _ETC.items():
+        with open(f"etc/{name}", "w") as file:
+            file.write(text)
+    for source, destination, mode in view["show"]:
+        _show(source, destination.lstrip("/"), mode)
+    for number, (source, mode) in enumerate(view["waiting"]):
+        _show(source, f"{WAITING[1:]}/{number}", mode)
+    for path in view["hide"]:
+        _hide(path.lstrip("/"))
+    # A new /proc may be mounted only where a whole one can be seen.
+    syscalls.mount("/old/proc", "proc", None, _BIND)
+
+    syscalls.pivot_root(".", ".")
+    syscalls.umount(".")
+    os.chdir("/")
+
+
+def own_proc() -> None:
+    """Cover /proc with one that lists this pid namespace only, and close the root for writing."""
+    syscalls.mount("proc", "/proc", "proc", _QUIET | syscalls.MS_NOEXEC)
+    syscalls.mount_setattr("/", syscalls.MOUNT_ATTR_RDONLY | _HARMLESS, recursive=False)
+
+
+def prepare_run(
+    *, uid: int, disk: int, inodes: int, tmp: int, waiting: list[tuple[str, str]]
+) -> None:
+    """In a run's own mount namespace: its private directories, and the mounts that go into them.
+
+    `waiting` is a list of (path of the waiting mount, destination).
+    """
+    for path, size in ((WORK, disk), (TMP, tmp), (SHM, tmp)):
+        options = f"size={size},nr_inodes={inodes},mode=700,uid={uid},gid={uid}"
+        syscalls.mount("tmpfs", path, "tmpfs", _QUIET, options)
+    for source, destination in waiting:
+        _mount_point(source, destination)
+        syscalls.mount(source, destination, None, _BIND)
+
+
+def _show(source: str, destination: str, mode: str) -> None:
+    source = "/old" + source
+    _bind(source, destination)
+    attributes = _HARMLESS | (syscalls.MOUNT_ATTR_RDONLY if mode == "ro" else 0)
+    syscalls.mount_setattr(destination, attributes)
+
+
+def _bind(source: str, destination: str) -> None:
+    _mount_point(source, destination)
+    syscalls.mount(source, destination, None, _BIND)
+
+
+def _mount_point(source: str, destination: str) -> None:
+    """An empty file or directory to mount on, as `source` is one or the other."""
+    if os.path.isdir(source):
+        os.makedirs(destination, exist_ok=True)
+        return
+    os.makedirs(os.path.dirname(destination) or ".", exist_ok=True)
+    if not os.path.lexists(destination):
+        os.close(os.open(destination, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+
+
+def _hide(path: str) -> None:
+    if os.path.isdir(path):
+        flags = _QUIET | syscalls.MS_RDONLY
+        syscalls.mount("tmpfs", path, "tmpfs", flags, "size=4k,mode=555")
+    elif os.path.exists(path):
+        syscalls.mount("/old/dev/null", path, None, syscalls.MS_BIND)

@@ -1,0 +1,209 @@
+"""A warm interpreter in a jail of its own, which forks one inner jail for every run.
+
+Theory of operation
+
+    host ──exec──> launcher: builds the root, enters the namespaces, waits for the zygote and ends
+                     └─fork─> zygote (this file): pid 1 of the outer pid namespace. Empty environment,
+                              no secrets, one thread, modules preloaded, BASE filter on
+                                └─fork─> init of a run ─fork─> guest      (inner.py)
+
+The outer jail is made once: user, pid, mount, ipc, uts and (unless the policy opens it) network
+namespaces, a root of our own (root.py), no_new_privs. As root its user namespace maps a high range of
+host ids, so that nobody in there is anybody outside, and every run gets an id of its own; an ordinary
+user has one id to map, his own.
+
+The host writes marshalled dicts on the control socket (SOCK_SEQPACKET, descriptors ride along); it is
+the same interpreter on both sides, and nobody else holds that socket. We answer once, with one line.
+Everything about a run goes over the shelf socket named in the order, straight from its init.
+
+Who kills whom: when the host closes the control socket, or dies, we exit; as we are pid 1 the kernel
+kills every run. When the launcher dies we die (PR_SET_PDEATHSIG). Program code never runs in here.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]
+import _socket
+import array
+import gc
+import marshal
+import os
+import sys
+
+from . import inner, landlock, namespaces, root, seccomp, seccomp_jail, syscalls
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_MESSAGE = 1 << 18
+_ALL = (
+    syscalls.CLONE_NEWUSER
+    | syscalls.CLONE_NEWNS
+    | syscalls.CLONE_NEWPID
+    | syscalls.CLONE_NEWIPC
+    | syscalls.CLONE_NEWUTS
+)
+
+
+def main(control: int) -> None:
+    """Become the zygote that the first message on `control` describes, and serve until it closes."""
+    sock = _socket.socket(fileno=control)
+    spec: dict[str, Any] = marshal.loads(sock.recv(_MESSAGE))
+    try:
+        _enter(spec, sock)
+        settled = _settle(spec)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the host must hear of it
+        sock.send(f"failed {type(error).__name__}: {error}".encode())
+        os._exit(1)
+    sock.send(f"ready {' '.join(sorted(settled.modules & set(spec['preload'])))}".encode())
+    _serve(sock, settled, spec["ids"])
+
+
+def _enter(spec: dict[str, Any], control: _socket.socket) -> None:
+    """Returns only in the zygote proper."""
+    flags = _ALL if spec["open_network"] else _ALL | syscalls.CLONE_NEWNET
+    if "namespaces" not in spec["layers"]:
+        flags &= ~(syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS | syscalls.CLONE_NEWNET)
+    if spec["ids"]:
+        helper, entered = _mapping_helper(*spec["ids"])
+        syscalls.unshare(syscalls.CLONE_NEWNS)
+        root.build(spec["view"])
+        syscalls.unshare(flags)
+        os.write(entered, b"x")
+        os.close(entered)
+        if os.waitpid(helper, 0)[1] != 0:
+            raise OSError(1, "the user ids could not be mapped")
+        os.setgroups([])
+        os.setresgid(0, 0, 0)
+        os.setresuid(0, 0, 0)
+    else:
+        uid, gid = os.geteuid(), os.getegid()
+        syscalls.unshare(flags)
+        _write("/proc/self/setgroups", b"deny")
+        _write("/proc/self/uid_map", b"0 %d 1" % uid)
+        _write("/proc/self/gid_map", b"0 %d 1" % gid)
+        root.build(spec["view"])
+    child = os.fork()
+    if child:
+        control.close()
+        _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
+        status = os.waitpid(child, 0)[1]
+        os._exit(min(255, abs(os.waitstatus_to_exitcode(status))))
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
+    root.own_proc()
+    if flags & syscalls.CLONE_NEWUTS:
+        syscalls.sethostname("belljar")
+
+
+def _mapping_helper(first: int, count: int) -> tuple[int, int]:
+    """A child that stays outside and writes our id maps when it is told that we are inside."""
+    reader, writer = os.pipe()
+    helper = os.fork()
+    if helper == 0:
+        os.close(writer)
+        status = 1
+        try:
+            if os.read(reader, 1):
+                for name in ("uid_map", "gid_map"):
+                    _write(f"/proc/{os.getppid()}/{name}", b"0 %d %d" % (first, count))
+                status = 0
+        finally:
+            os._exit(status)
+    os.close(reader)
+    return helper, writer
+
+
+def _write(path: str, text: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.write(fd, text)
+    finally:
+        os.close(fd)
+
+
+def _settle(spec: dict[str, Any]) -> inner.Settled:
+    """Everything that runs share and that can be done beforehand; the BASE filter comes last."""
+    settled = inner.Settled()
+    settled.layers = frozenset(spec["layers"])
+    settled.last_capability = spec["last_capability"]
+    _preload(settled, spec)
+    threads = len(os.listdir("/proc/self/task"))
+    if threads != 1:
+        raise RuntimeError(f"preloading started {threads - 1} threads; such a process cannot fork")
+    if "landlock" in settled.layers:
+        devices = [f"/dev/{name}" for name in root.DEVICES]
+        writable = [root.SANDBOX, *spec["writable"]]
+        for own_network in (False, True):
+            settled.rulesets[own_network] = landlock.build(
+                ("/",), writable, devices, close_network=not own_network
+            )
+    _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)  # the kernel collects our dead by itself
+    syscalls.no_new_privileges()
+    if "seccomp" in settled.layers:
+        seccomp.install(seccomp_jail.base())
+    for name in [name for name in sys.modules if name.partition(".")[0] == __package__]:
+        del sys.modules[name]
+    settled.modules = frozenset(sys.modules)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    return settled
+
+
+def _preload(settled: inner.Settled, spec: dict[str, Any]) -> None:
+    package = type(sys)("belljar_guest")
+    package.__path__ = [spec["guest"]]
+    sys.modules["belljar_guest"] = package
+    if spec["worker"]:
+        import importlib
+
+        for name in ("failures", "values"):
+            importlib.import_module(f"belljar_guest.{name}")
+        settled.worker = importlib.import_module("belljar_guest.worker").main
+        for name in spec["preload"]:
+            try:
+                importlib.import_module(name)
+            except ImportError:
+                continue  # not installed here: the program will hear of it if it asks
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        settled.reseed = numpy.random.seed
+
+
+def _serve(control: _socket.socket, settled: inner.Settled, ids: tuple[int, int] | None) -> None:
+    own_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    shelves: dict[int, int] = {}
+    turn = 0
+    while True:
+        message, ancillary, _, _ = control.recvmsg(_MESSAGE, _socket.CMSG_SPACE(4 * 16))
+        if not message:
+            os._exit(0)
+        fds = array.array("i")
+        for _, _, data in ancillary:
+            fds.frombytes(data)
+        order: dict[str, Any] = marshal.loads(message)
+        match order["do"]:
+            case "shelf":
+                shelves[order["shelf"]] = fds[0]
+            case "group":
+                settled.groups[order["group"]] = list(fds)
+            case "forget shelf":
+                os.close(shelves.pop(order["shelf"]))
+            case "forget group":
+                for fd in settled.groups.pop(order["group"]):
+                    os.close(fd)
+            case "jail":
+                shape = order["shape"]
+                turn += 1
+                shape["uid"] = 1 + turn % (ids[1] - 1) if ids else 0
+                shape["group"] = order["group"]
+                key = families, memfd, affinity = tuple(shape["filter"])
+                if key not in settled.filters:
+                    settled.filters[key] = seccomp_jail.delta(
+                        families, memfd=memfd, affinity=affinity
+                    )
+                syscalls.unshare(syscalls.CLONE_NEWPID)
+                if os.fork() == 0:
+                    inner.be_init(shape, settled, shelves[order["shelf"]])
+                syscalls.setns(own_namespace, syscalls.CLONE_NEWPID)

@@ -1,0 +1,125 @@
+"""Conformance: which files of the host a program reaches, and what it may do to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ...errors import PolicyUnenforceable
+from ...types import Mount, Status
+from .harness import Backed, Jar, writable_directory
+
+
+class Reach(Backed):
+    @pytest.fixture(params=["/tmp", "/var/tmp"])
+    def host_dir(self, request: pytest.FixtureRequest) -> Iterator[Path]:
+        """Two places, because a backend may treat the directory of temporary files specially."""
+        if not Path(request.param).is_dir():
+            pytest.skip(f"this host has no {request.param}")
+        with writable_directory(request.param) as path:
+            yield path
+
+    def test_a_host_file_is_out_of_reach_unless_it_is_mounted(
+        self, jar: Jar, host_dir: Path
+    ) -> None:
+        if jar.held("filesystem").state != "enforced":
+            pytest.skip(f"filesystem is {jar.held('filesystem').state}")
+        canary = host_dir / "canary"
+        canary.write_text("canary-content")
+        canary.chmod(0o666)
+        result = jar.run(f"open({str(canary)!r}).read()")
+        assert result.status is Status.ERROR
+        assert "canary-content" not in repr(result)
+        jar.run(f"open({str(canary)!r}, 'w').write('overwritten')")
+        assert canary.read_text() == "canary-content"
+        jar.run(f"import os; os.unlink({str(canary)!r})")
+        assert canary.exists()
+        mounts = (Mount(str(host_dir), "shown", "ro"),)
+        jar.needs(mounts=mounts)
+        assert jar.run("open('shown/canary').read()", mounts=mounts).value == "canary-content"
+
+    @pytest.mark.parametrize("mode", ["ro", "rw"])
+    def test_a_mount_is_writable_only_if_it_was_asked_so(
+        self, jar: Jar, host_dir: Path, mode: str
+    ) -> None:
+        (host_dir / "given").write_text("given")
+        (host_dir / "given").chmod(0o666)
+        mounts = (Mount(str(host_dir), "shown", mode),)  # type: ignore[arg-type]
+        jar.needs(mounts=mounts)
+        read = jar.run("open('shown/given').read()", mounts=mounts)
+        assert read.value == "given", read
+        written = jar.run("open('shown/new', 'w').write('by the guest')", mounts=mounts)
+        assert written.success == (mode == "rw"), written
+        assert (host_dir / "new").exists() == (mode == "rw")
+        assert (host_dir / "given").read_text() == "given"
+
+    def test_a_read_only_mount_inside_a_writable_one_is_held_or_refused(
+        self, jar: Jar, host_dir: Path
+    ) -> None:
+        inner = host_dir / "inner"
+        inner.mkdir()
+        inner.chmod(0o777)
+        mounts = (Mount(str(host_dir), "outer", "rw"), Mount(str(inner), "inner", "ro"))
+        for path in ("inner/new", "outer/inner/new", f"{inner}/new"):
+            try:
+                jar.run(f"open({path!r}, 'w').write('by the guest')", mounts=mounts)
+            except PolicyUnenforceable as refusal:
+                assert "mounts" in refusal.fields
+                break
+            assert list(inner.iterdir()) == [], path
+
+    @pytest.mark.parametrize("key", ["read_only", "read_write"])
+    def test_a_listed_path_is_writable_only_if_it_was_listed_so(
+        self, jar: Jar, host_dir: Path, key: str
+    ) -> None:
+        wanted: dict[str, Any] = {"filesystem": {key: [str(host_dir)]}}
+        self.needs_reports(jar, wanted)
+        (host_dir / "given").write_text("given")
+        (host_dir / "given").chmod(0o666)
+        assert jar.run(f"open({str(host_dir / 'given')!r}).read()", **wanted).value == "given"
+        written = jar.run(f"open({str(host_dir / 'new')!r}, 'w').write('x')", **wanted)
+        assert written.success == (key == "read_write"), written
+        assert (host_dir / "new").exists() == (key == "read_write")
+
+    def test_a_read_only_path_inside_a_writable_one_is_held_or_refused(
+        self, jar: Jar, host_dir: Path
+    ) -> None:
+        if jar.held("filesystem").state != "enforced":
+            pytest.skip(f"filesystem is {jar.held('filesystem').state}")
+        inner = host_dir / "inner"
+        inner.mkdir()
+        inner.chmod(0o777)
+        listed = {"read_write": [str(host_dir)], "read_only": [str(inner)]}
+        try:
+            result = jar.run(f"open({str(inner / 'new')!r}, 'w').write('x')", filesystem=listed)
+        except PolicyUnenforceable as refusal:
+            assert "filesystem" in refusal.fields
+            return
+        assert not result.success
+        assert list(inner.iterdir()) == []
+
+    def test_a_hidden_path_wins_over_a_listed_one(self, jar: Jar, host_dir: Path) -> None:
+        secret = host_dir / "secret"
+        secret.mkdir()
+        secret.chmod(0o777)
+        (secret / "canary").write_text("canary-content")
+        (secret / "canary").chmod(0o666)
+        code = f"open({str(secret / 'canary')!r}).read()"
+        shown: dict[str, Any] = {"read_only": [str(host_dir)]}
+        self.needs_reports(jar, {"filesystem": {**shown, "hidden": [str(secret)]}})
+        assert jar.run(code, filesystem=shown).value == "canary-content"  # the control arm
+        hidden = jar.run(code, filesystem={**shown, "hidden": [str(secret)]})
+        assert hidden.status is Status.ERROR
+        assert "canary-content" not in repr(hidden)
+
+    def needs_reports(self, jar: Jar, wanted: dict[str, Any]) -> None:
+        """Skip where the backend does not claim to enforce this filesystem."""
+        try:
+            held = jar.plan("1", **wanted).enforcement["filesystem"]
+        except PolicyUnenforceable as refusal:
+            pytest.skip(str(refusal))
+        if held.state != "enforced":
+            pytest.skip(f"filesystem is {held.state}: {held.by}")
