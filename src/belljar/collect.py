@@ -65,13 +65,18 @@ def snapshot(workdir: str) -> dict[str, Stamp]:
         return {path: _stamp(entry) for path, _, _, entry in walk}
 
 
-def changed_files(workdir: str, before: Mapping[str, Stamp], outputs: tuple[str, ...]) -> Collected:
-    """The regular files that are new or different since `before`; contents for `outputs` globs."""
+def changed_files(
+    workdir: str | int, before: Mapping[str, Stamp], outputs: tuple[str, ...]
+) -> Collected:
+    """The regular files that are new or different since `before`; contents for `outputs` globs.
+
+    `workdir` is a path or a directory's descriptor. In `before` an inode of 0 stands for any.
+    """
     found = Collected()
     budget = MAX_BYTES
     with _Walk(workdir) as walk:
         for path, parent, name, entry in walk:
-            if before.get(path) == _stamp(entry):
+            if _unchanged(before.get(path), entry):
                 continue
             if len(found.files) >= MAX_FILES:
                 found.warnings.append(f"only the first {MAX_FILES} changed files are listed")
@@ -99,6 +104,12 @@ def _matches(path: str, glob: str) -> bool:
 
 def _stamp(entry: os.stat_result) -> Stamp:
     return entry.st_mtime_ns, entry.st_size, entry.st_ino
+
+
+def _unchanged(before: Stamp | None, entry: os.stat_result) -> bool:
+    if before is None:
+        return False
+    return before[:2] == _stamp(entry)[:2] and before[2] in (0, entry.st_ino)
 
 
 def _read(parent: int, name: str, budget: int) -> bytes | None:
@@ -141,7 +152,7 @@ def _open_unreadable(name: str, parent: int, flags: int) -> int:
 class _Walk:
     """Every regular file below a directory: (path, parent descriptor, name, stat). Bounded."""
 
-    def __init__(self, top: str) -> None:
+    def __init__(self, top: str | int) -> None:
         self.warnings: list[str] = []
         self._fds: list[int] = []
         self._deadline = time.monotonic() + MAX_SECONDS
@@ -155,11 +166,15 @@ class _Walk:
             os.close(self._fds.pop())
 
     def __iter__(self) -> Iterator[tuple[str, int, str, os.stat_result]]:
-        try:
-            top = os.open(self._top, _DIRECTORY)
-        except PermissionError:
-            os.chmod(self._top, 0o700)
-            top = os.open(self._top, _DIRECTORY)
+        if isinstance(self._top, int):
+            os.fchmod(self._top, 0o700)
+            top = os.open(".", _DIRECTORY, dir_fd=self._top)
+        else:
+            try:
+                top = os.open(self._top, _DIRECTORY)
+            except PermissionError:
+                os.chmod(self._top, 0o700)
+                top = os.open(self._top, _DIRECTORY)
         self._fds.append(top)
         yield from self._below(top, "", 0)
 

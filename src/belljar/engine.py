@@ -95,7 +95,9 @@ class Engine:
         backend: str | None = None,
     ) -> Plan:
         """What `run` would do, without doing it. Raises what `run` would raise."""
-        return self._select(request, self._resolve(request, level, wishes), backend)[1]
+        resolved = self._resolve(request, level, wishes)
+        plan = self._select(request, resolved, backend)[1]
+        return replace(plan, warnings=(*resolved.warnings, *plan.warnings))
 
     def close(self) -> None:
         """End everything that backends keep warm."""
@@ -140,17 +142,17 @@ class Engine:
                 return chosen, self._compile(chosen, policy, request), "named by the caller"
             except BackendUnavailable as error:
                 return self._fall_back(name, chosen, policy, request, error)
-        preferred = [known for known in registry.PREFERENCE if known in self.backend_names()]
-        others = [known for known in self.backend_names() if known not in preferred]
+        # Backends handed to us are all candidates; of the installed ones only those we vouch for.
+        candidates = registry.PREFERENCE if self._given is None else tuple(self._given)
         refusals: dict[str, BelljarError] = {}
-        for candidate in (*preferred, *(others if self._given is not None else ())):
+        for candidate in candidates:
             chosen = self.backend(candidate)
             try:
                 plan = self._compile(chosen, policy, request)
             except (PolicyUnenforceable, BackendUnavailable) as error:
                 refusals[candidate] = error
                 continue
-            return chosen, plan, f"auto: first of {', '.join(preferred or others)} that can hold it"
+            return chosen, plan, f"auto: the first of {', '.join(candidates)} that can hold it"
         if len(refusals) == 1:
             raise next(iter(refusals.values()))
         fields = tuple(

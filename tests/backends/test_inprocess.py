@@ -221,7 +221,10 @@ def test_variables_of_one_program_are_not_there_for_the_next() -> None:
 
 def test_figures_of_one_program_are_not_shown_by_the_next(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    own = {"env": {"MPLCONFIGDIR": str(tmp_path)}, "filesystem": {"read_write": [str(tmp_path)]}}
+    own: dict[str, Any] = {
+        "env": {"MPLCONFIGDIR": str(tmp_path)},
+        "filesystem": {"read_write": [str(tmp_path)]},
+    }
     code = "import matplotlib; matplotlib.use('agg')\nimport matplotlib.pyplot as plt; "
     drawn = run(code + "plt.plot([1, 2]); None", **own)
     assert [list(shown.data) for shown in drawn.displays] == [["text/plain", "image/png"]]
@@ -355,7 +358,7 @@ def test_hidden_paths_are_not_read(tmp_path: Path) -> None:
     code = "open(where + '/secret').read()"
     wanted: dict[str, Any] = {"context": {"where": str(tmp_path)}}
     assert run(code, **wanted).value == "canary"  # the control arm
-    hidden = {"filesystem": {"hidden": [str(tmp_path)]}}
+    hidden: dict[str, Any] = {"filesystem": {"hidden": [str(tmp_path)]}}
     assert error_of(run(code, **wanted, **hidden)) == "PermissionError"
     assert error_of(run("import os; os.listdir(where)", **wanted, **hidden)) == "PermissionError"
 

@@ -25,8 +25,7 @@ TELLING = {
     "bad syntax": "x = 1\ndef f(:\n    pass\n",
     "bad indentation": "if True:\nx = 1\n",
     "a return outside": "x = 1\nreturn x\n",
-    "an unclosed bracket": "x = (1,\n  2\n",
-    "a nul byte": "x = '\0'\n",
+    "an unclosed bracket": "x = (1,\n  2\ny = 3\n",
     "form feeds count no lines": "x = 1\n\x0c\ny = '\u2028'\n1 / 0\n",
     "carriage returns": "x = 1\r\ny = 2\r\n1 / 0\r\n",
     "a generator exit": "raise GeneratorExit\n",
@@ -51,15 +50,20 @@ def test_stderr_is_what_cpython_prints_for_the_script(
 def _comparable(text: str) -> str:
     """Without what differs between the two ways to the same words.
 
-    The interpreter's own printer (before 3.13) does not underline some lines that the `traceback`
-    module underlines, a deep recursion ends a few frames earlier inside a worker, and a NUL byte is
-    found by the reader of the file in one and by the compiler in the other.
+    The interpreter's own printer underlines less than the `traceback` module (before 3.13) and says
+    `__main__.` (before 3.11), and a deep recursion ends a few frames earlier inside a worker.
     """
     lines = [line for line in text.splitlines() if line.strip("~^ ")]
     lines = [line for line in lines if not line.startswith("  [Previous line repeated")]
-    if lines[-1].endswith("null bytes"):
-        lines = ["null bytes"]
-    return "\n".join(line.split("maximum recursion depth exceeded")[0] for line in lines)
+    lines = [line.split("maximum recursion depth exceeded")[0] for line in lines]
+    return "\n".join(lines).replace("__main__.", "")
+
+
+def test_a_nul_byte_in_the_source_is_an_error_and_not_an_end(python: str) -> None:
+    run = run_program("print('ran')\nx = '\0'\n", python=python)
+    assert (run.stdout, run.exit_code) == ("", 1)
+    assert run.error_type in ("ValueError", "SyntaxError")
+    assert "null bytes" in run.stderr
 
 
 def test_source_lines_show_without_a_file(python: str, tmp_path: Path) -> None:

@@ -47,8 +47,7 @@ from .base import (
     enforced,
     refuse_unless_held,
 )
-from .inprocess_guard import open_descriptors
-from .inprocess_watch import resident_memory
+from .inprocess_watch import open_descriptors, resident_memory
 
 NO_BOUNDARY = (
     "backend inprocess is no boundary: the program runs in Belljar's own process and can do"

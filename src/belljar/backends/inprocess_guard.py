@@ -17,6 +17,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from .inprocess_watch import open_descriptors
+
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 _PROCESSES = frozenset({
@@ -236,13 +238,3 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
 def guard_of_this_thread() -> Guard | None:
     """The guard of the program that the calling thread belongs to; None for threads of ours."""
     return next((guard for guard in list(_guards) if guard.owns_this_thread()), None)
-
-
-def open_descriptors() -> int | None:
-    """How many descriptors this process holds, or None where the platform does not say."""
-    for listing in ("/proc/self/fd", "/dev/fd"):
-        try:
-            return len(os.listdir(listing))
-        except OSError:
-            continue
-    return None

@@ -23,8 +23,8 @@ from ..lint_rules import Rules
 from ..report import Report, run_frame
 from ..types import Display, KillProof, Request, Result, Status, Usage
 from .base import Cancel, Plan
-from .inprocess_guard import Guard, open_descriptors
-from .inprocess_watch import Watchdog, bounded_address_space
+from .inprocess_guard import Guard
+from .inprocess_watch import Watchdog, bounded_address_space, open_descriptors
 from .inprocess_world import Streams, lent
 from .verdict import Ending, Verdict, judge
 

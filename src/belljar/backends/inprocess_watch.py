@@ -11,9 +11,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from ..policy import Limits
-from .inprocess_guard import Guard, open_descriptors
+
+if TYPE_CHECKING:
+    from .inprocess_guard import Guard
 
 _ROOM = 1 << 30  # address space beyond the limit: libraries reserve far more than they use
 
@@ -31,6 +34,16 @@ def resident_memory() -> int | None:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def open_descriptors() -> int | None:
+    """How many descriptors this process holds, or None where the platform does not say."""
+    for listing in ("/proc/self/fd", "/dev/fd"):
+        try:
+            return len(os.listdir(listing))
+        except OSError:
+            continue
+    return None
 
 
 class Watchdog:

@@ -108,6 +108,9 @@ class Watch:
             killed = time.monotonic()
             survivors = self._drain(survivors)
             reaped = self._tree.reap()
+        except BaseException as problem:
+            self._abandon(problem)
+            raise
         finally:
             self._finish(reaped is not None)
         for name, captured in self.captured.items():
@@ -191,26 +194,33 @@ class Watch:
         self._emit(Output(id=self._run, stream=stream, data=data))  # type: ignore[arg-type]
 
     def _broken(self, what: str) -> BackendFailed:
-        told = {name: captured.text() for name, captured in self.captured.items()}
-        return BackendFailed(what, retryable=True, partial=Partial(**told))
+        return BackendFailed(what, retryable=True, partial=self._partial())
+
+    def _partial(self) -> Partial:
+        return Partial(**{name: captured.text() for name, captured in self.captured.items()})
+
+    def _abandon(self, problem: BaseException) -> None:
+        """End the tree of a run that broke. What also goes wrong here is told with the problem."""
+        self._ending.set()
+        if isinstance(problem, BackendFailed) and problem.partial is None:
+            problem.partial = self._partial()
+        try:
+            self._tree.kill()
+        except BackendFailed as second:
+            problem.add_note(f"ending the run failed too: {second.message}")
 
     def _finish(self, reaped: bool) -> None:
-        """End the tree if that has not happened yet, and every thread."""
-        self._ending.set()
-        try:
+        """End every thread, and with them close every descriptor."""
+        self._stopped.set()
+        for fd in (self._stop_writer, *self._unclaimed):
+            os.close(fd)
+        for thread in self._threads:
+            thread.join(_KILL_SECONDS)
+        if not any(thread.is_alive() for thread in self._threads):
+            os.close(self._stop_reader)
             if not reaped:
-                self._tree.kill()
-        finally:
-            self._stopped.set()
-            for fd in (self._stop_writer, *self._unclaimed):
-                os.close(fd)
-            for thread in self._threads:
-                thread.join(_KILL_SECONDS)
-            if not any(thread.is_alive() for thread in self._threads):
-                os.close(self._stop_reader)
-                if not reaped:
-                    self._tree.reap()
-            self._tree.close()
+                self._tree.reap()
+        self._tree.close()
 
     # -- the other threads -----------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from .. import languages
 from ..errors import CommandNotFound
 from ..guest import protocol
 from ..interpreter import find as find_interpreter
+from ..linux import seccomp
 from ..policy import Policy
 from ..types import Enforcement, Request
 from .base import absent, best_effort, enforced
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from ..linux.probe import HostFacts
 
 LAYERS = (
-    "namespaces", "landlock", "seccomp", "cgroup", "rlimits", "subreaper", "watchdog", "output_cap",
+    "namespaces", "read_only_mounts", "landlock", "seccomp", "cgroup", "rlimits", "subreaper",
+    "watchdog", "output_cap",
 )  # fmt: skip
 
 GUEST_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -37,7 +39,8 @@ SYSTEM = (
     *(f"/etc/{name}" for name in (
         "alternatives", "ca-certificates", "debian_version", "group", "hosts", "ld.so.cache",
         "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types", "nsswitch.conf", "os-release",
-        "passwd", "protocols", "resolv.conf", "services", "ssl", "timezone",
+        "passwd", "pki/ca-trust", "pki/tls/certs", "pki/tls/openssl.cnf", "protocols",
+        "resolv.conf", "services", "ssl/certs", "ssl/openssl.cnf", "timezone",
     )),
 )  # fmt: skip
 # Sockets of daemons and mounted secrets live here; nothing a guest needs does.
@@ -65,7 +68,8 @@ class Spec:
     devices: tuple[str, ...]
     shm_size: int
     socket_families: tuple[int, ...]
-    memfd: bool
+    closed_calls: tuple[str, ...]
+    ignored_calls: tuple[str, ...]
     rlimits: tuple[tuple[int, int], ...]
     cores: int
     watch: Mapping[str, float] | None
@@ -79,7 +83,9 @@ def active_layers(facts: HostFacts, disabled: frozenset[str]) -> frozenset[str]:
         "seccomp": facts.seccomp,
         "cgroup": facts.cgroup is not None,
     }
-    return frozenset(name for name in LAYERS if there.get(name, True)) - disabled
+    active = frozenset(name for name in LAYERS if there.get(name, True)) - disabled
+    # Mounts can be changed only in a mount namespace of one's own.
+    return active if "namespaces" in active else active - {"read_only_mounts"}
 
 
 def enforcement(
@@ -112,6 +118,8 @@ def _limits(
     clock = "the host's clock, then"
     if "namespaces" in active:
         yield "timeout", enforced(f"{clock} the kernel ends the pid namespace")
+    elif not ("landlock" in active and facts.landlock_abi >= 6):
+        yield "timeout", best_effort(f"{clock} a kill; the program can signal us, too")
     elif "cgroup" in active and "subreaper" in active:
         yield "timeout", enforced(f"{clock} {group} stops forks and the subreaper kills the tree")
     elif "subreaper" in active:
@@ -131,10 +139,12 @@ def _limits(
 
     if "cgroup" in active:
         yield "cpus", enforced(f"{group} cpu controller")
-    elif cpus >= len(facts.cpus):
-        yield "cpus", enforced("this machine has no more cores than allowed")
-    elif cpus >= 1 and cpus == int(cpus):
-        yield "cpus", enforced(f"affinity to {int(cpus)} of {len(facts.cpus)} cores")
+    elif cpus >= 1 and (cpus == int(cpus) or cpus >= len(facts.cpus)):
+        cores = f"affinity to {min(int(cpus), len(facts.cpus))} of {len(facts.cpus)} cores"
+        if "seccomp" in active:
+            yield "cpus", enforced(f"{cores}, which seccomp keeps the program from changing")
+        else:
+            yield "cpus", best_effort(f"{cores}, which the program can change")
     elif "watchdog" in active:
         yield "cpus", best_effort("affinity, and an end at cpus x timeout seconds of CPU time")
     else:
@@ -174,9 +184,10 @@ def _network(policy: Policy, active: frozenset[str]) -> Enforcement:
             return enforced("open, as the policy asks")
         case "hosts":
             return absent("a plain process cannot be held to a list of hosts")
+    if "namespaces" in active and "seccomp" in active:
+        return enforced("an empty network namespace, and seccomp for the other socket families")
     if "namespaces" in active:
-        also = ", and seccomp for the other socket families" if "seccomp" in active else ""
-        return enforced(f"an empty network namespace{also}")
+        return best_effort("an empty network namespace, which AF_VSOCK and AF_UNIX reach out of")
     if "seccomp" in active:
         return enforced("seccomp refuses every socket")
     return absent("no network namespace and no seccomp")
@@ -193,13 +204,21 @@ def _filesystem(
             )
         if files.read_only or files.hidden:
             return absent("read-only and hidden paths need Landlock")
-        return best_effort("file permissions only: what this user can read, the program can")
+        also = ", and mounts are read-only" if "read_only_mounts" in active else ""
+        return best_effort(f"file permissions: what this user can read, the program can{also}")
     if "namespaces" not in active:
         if files.hidden:
             return absent("hidden paths need a mount namespace")
         if nested := _nested(files.read_only, files.read_write):
             return absent(f"{nested[0]!r} is read-only inside a writable path: needs namespaces")
-    return enforced(f"Landlock ABI {facts.landlock_abi}")
+    landlock = f"Landlock ABI {facts.landlock_abi}"
+    if "read_only_mounts" in active:
+        return enforced(f"{landlock} and read-only mounts")
+    if facts.landlock_abi < 3:
+        return best_effort(f"{landlock}, which does not hold truncation")
+    if "seccomp" in active:
+        return enforced(f"{landlock}, and seccomp for modes, owners and times")
+    return best_effort(f"{landlock}, which does not hold modes, owners and times")
 
 
 def _mounts(policy: Policy, request: Request, active: frozenset[str]) -> Enforcement:
@@ -262,7 +281,9 @@ def spec(
     files, limits = policy.filesystem, policy.limits
     spaces = "namespaces" in active
     own_proc = spaces and facts.proc_mount
-    private_tmp = spaces and files.private_tmp and "/tmp" not in files.read_write
+    named = (*files.read_only, *files.read_write, *(mount.src for mount in request.mounts))
+    private_tmp = spaces and files.private_tmp and "/tmp" not in named
+    cores = 0 if "cgroup" in active else min(math.ceil(limits.cpus), len(facts.cpus))
     read_only = (
         *SYSTEM,
         *needed,
@@ -296,11 +317,24 @@ def spec(
         devices=DEVICES,
         shm_size=min(_SHM, limits.memory // 4) if spaces else 0,
         socket_families=families,
-        memfd="cgroup" in active,
+        closed_calls=tuple(_closed_calls(facts, active, cores)),
+        ignored_calls=() if "read_only_mounts" in active else seccomp.METADATA,
         rlimits=_rlimits(policy, facts, active, user) if "rlimits" in active else (),
-        cores=0 if "cgroup" in active else min(math.ceil(limits.cpus), len(facts.cpus)),
+        cores=cores,
         watch=_watch(policy, facts, active, user),
     )
+
+
+def _closed_calls(facts: HostFacts, active: frozenset[str], cores: int) -> Iterator[str]:
+    """Calls that seccomp must refuse because no other layer holds what they do."""
+    if "cgroup" not in active:
+        yield from seccomp.UNCOUNTED_MEMORY
+    if "namespaces" not in active:
+        yield from seccomp.SHARED_IPC
+    if cores:
+        yield "sched_setaffinity"
+    if "read_only_mounts" not in active and facts.landlock_abi < 3:
+        yield "truncate"
 
 
 def _program(request: Request) -> tuple[tuple[str, ...], str | None, bool, tuple[str, ...]]:

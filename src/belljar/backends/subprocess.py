@@ -305,6 +305,7 @@ class SubprocessBackend:
             "subreaper": "subreaper" in spec.layers,
             "private_tmp": private if spec.private_tmp else "",
             "freeze": list(spec.freeze),
+            "read_only_mounts": "read_only_mounts" in spec.layers,
             "hide": list(spec.hide),
             "shm_size": spec.shm_size,
             "landlock": "landlock" in spec.layers,
@@ -318,7 +319,9 @@ class SubprocessBackend:
             "devices": list(spec.devices),
             "drop_capabilities": True,
             "seccomp": (
-                seccomp.guest_filter(spec.socket_families, memfd=spec.memfd)
+                seccomp.guest_filter(
+                    spec.socket_families, closed=spec.closed_calls, ignored=spec.ignored_calls
+                )
                 if "seccomp" in spec.layers
                 else b""
             ),

@@ -45,7 +45,17 @@ def bundle(obj: object) -> dict[str, str]:
 
 
 def plain(obj: object) -> str:
+    """`repr(obj)`, of large containers only the first items: all of it might not fit into memory."""
     try:
+        if type(obj).__module__ == "builtins":
+            import reprlib
+
+            short = reprlib.Repr()
+            short.maxlevel = 3
+            short.maxlist = short.maxtuple = short.maxdict = short.maxset = 50
+            short.maxfrozenset = short.maxdeque = short.maxarray = 50
+            short.maxstring = short.maxother = short.maxlong = MAX_PLAIN
+            return cut(short.repr(obj), MAX_PLAIN)
         return cut(str.__str__(repr(obj)), MAX_PLAIN)
     except BaseException:
         # The default form needs nothing of the object's.

@@ -32,6 +32,8 @@ _FUTURES = sum(getattr(__future__, name).compiler_flag for name in __future__.al
 _BALLAST = 4 << 20
 _OUT_OF_MEMORY = b'{"type":"MemoryError","message":"","traceback":"","memory":true}'
 _ANONYMOUS = "<belljar>"
+# Read through the base class: an exception's own attributes are the program's.
+_TRACEBACK = BaseException.__dict__["__traceback__"]
 
 
 class Channel:
@@ -163,7 +165,7 @@ class Interpreter:
             return Outcome(problem)
         except BaseException as problem:
             self._ballast = None  # before any call: a call may need memory of its own
-            return self._failed(problem, _of_program(problem.__traceback__), filename, lines)
+            return self._failed(problem, _of_program(problem), filename, lines)
         self._succeeded(self.module.__dict__.get("result") if value is None else value)
         return Outcome(None)
 
@@ -305,8 +307,9 @@ def _lines(code: str) -> list[str]:
     return list(io.StringIO(code, newline=None))
 
 
-def _of_program(trace: TracebackType | None) -> TracebackType | None:
+def _of_program(error: BaseException) -> TracebackType | None:
     """The traceback from the program's own first frame on."""
+    trace: TracebackType | None = _TRACEBACK.__get__(error)
     while trace is not None and trace.tb_frame.f_globals is globals():
         trace = trace.tb_next
     return trace

@@ -102,6 +102,8 @@ class Group:
         self._memory, self._pids, self._cpu = self._paths if home.version == 1 else self._paths * 3
         period = 100_000
         quota = max(1000, int(cpus * period))
+        self._released, self._processes, self._quota = False, processes, quota
+        self._earlier = {"oom_kill": 0, "max": 0}
         try:
             for path in self._paths:
                 os.mkdir(path)
@@ -140,8 +142,24 @@ class Group:
         except FileNotFoundError:  # memory.peak came with Linux 5.19
             return None
 
+    @property
+    def reusable(self) -> bool:
+        """Whether `renew` can make it like new: version 2 cannot forget its peak."""
+        return self._version == 1
+
+    def renew(self) -> None:
+        """For the next run with the same limits: all members are gone, counting starts again."""
+        if self._released:
+            self._write(self._pids, "pids.max", str(self._processes))
+            self._write(self._cpu, "cpu.cfs_quota_us", str(self._quota))
+            self._released = False
+        self._earlier["oom_kill"] += self.oom_kills()
+        self._earlier["max"] += self.forks_refused()
+        self._write(self._memory, "memory.max_usage_in_bytes", "0")
+
     def release(self) -> None:
         """Before a kill: no more forks, and no throttling that would slow the dying down."""
+        self._released = True
         self._write_if_there(self._pids, "pids.max", "0")
         if self._version == 1:
             self._write_if_there(self._cpu, "cpu.cfs_quota_us", "-1")
@@ -171,7 +189,7 @@ class Group:
         for line in self._read(path, name).splitlines():
             word, _, number = line.partition(" ")
             if word == key:
-                return int(number)
+                return int(number) - self._earlier[key]
         return 0
 
     @staticmethod

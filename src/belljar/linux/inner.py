@@ -77,9 +77,9 @@ def be_init(shape: dict[str, Any], settled: Settled, shelf: int) -> NoReturn:
             problem = answer.read()
         if problem != b"ready":
             raise OSError(0, problem.decode("utf-8", "replace") or "the guest died in its set-up")
-        _hand_over(shelf, theirs)
+        _hand_over(shelf, shape["group"], theirs)
     except BaseException as error:
-        _tell(shelf, f"failed {type(error).__name__}: {error}".encode())
+        _tell(shelf, f"failed {shape['group'] or '-'} {type(error).__name__}: {error}".encode())
         os._exit(1)
     os.close(shelf)
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
@@ -98,7 +98,6 @@ def _enter(shape: dict[str, Any], settled: Settled) -> None:
         uid=shape["uid"],
         disk=shape["disk"],
         inodes=shape["inodes"],
-        tmp=shape["tmp"],
         waiting=shape["waiting"],
     )
     syscalls.mount(
@@ -136,8 +135,8 @@ def _socketpair() -> tuple[int, int]:
     return first.detach(), second.detach()
 
 
-def _hand_over(shelf: int, fds: list[int]) -> None:
-    _tell(shelf, b"ready", fds)
+def _hand_over(shelf: int, group: str, fds: list[int]) -> None:
+    _tell(shelf, f"ready {group}".encode(), fds)
     for fd in fds:
         os.close(fd)
 
@@ -226,10 +225,8 @@ def _over(watch: dict[str, Any], peak: int) -> tuple[str, int]:
 
 def _memory(members: list[int], limit: int) -> int:
     # Resident sizes count shared pages many times: cheap, and an upper bound.
-    private = 0
-    for path in (root.WORK, root.TMP, root.SHM):
-        room = os.statvfs(path)
-        private += (room.f_blocks - room.f_bfree) * room.f_frsize
+    room = os.statvfs(root.RUN)
+    private = (room.f_blocks - room.f_bfree) * room.f_frsize
     total = private
     for pid in members:
         try:
@@ -276,15 +273,13 @@ def _be_guest(
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
         for fd in settled.groups.get(shape["group"], ()):
             os.write(fd, b"0")
-        # Out of the way of 0 to 3 first, or one would overwrite another.
-        high = [_high(fd) for fd in (*own, ready)]
-        for number, fd in enumerate(high[:4]):
-            os.dup2(fd, number, inheritable=number < FRAMES)
-        ready = os.dup2(high[4], FRAMES + 1, inheritable=False)
         ruleset = settled.rulesets.get(shape["own_network"], -1)
-        if ruleset >= 0:
-            ruleset = os.dup2(ruleset, FRAMES + 2, inheritable=False)
-        syscalls.close_from(FRAMES + (3 if ruleset >= 0 else 2))
+        # Out of the way of each other first, then side by side from 0 on.
+        kept = [_high(fd) for fd in (*own, ready, ruleset) if fd >= 0]
+        for number, fd in enumerate(kept):
+            os.dup2(fd, number, inheritable=number < FRAMES)
+        ready, ruleset = FRAMES + 1, FRAMES + 2 if ruleset >= 0 else -1
+        syscalls.close_from(len(kept))
         _lose_everything(shape, settled, ruleset)
         _check(settled)
         os.write(ready, b"ready")
@@ -359,7 +354,7 @@ def _check(settled: Settled) -> None:
         wrong.append("no_new_privs")
     sets = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
     if "namespaces" not in on:
-        sets = sets[:3]  # the bounding set can be emptied only in a user namespace of one's own
+        sets = ("CapInh", "CapPrm", "CapEff", "CapEff", "CapEff")  # the bounding set can be emptied only in a user namespace of one's own
     if "capabilities" in on and any(int(facts[name], 16) for name in sets):
         wrong.append("capabilities")
     if "seccomp" in on:

@@ -166,14 +166,17 @@ class Run:
         if spec["private_tmp"]:
             keep = [*spec["read_only"], *spec["read_write"]]
             namespaces.private_tmp("/tmp", spec["private_tmp"], keep)
-        for path in spec["freeze"]:
-            namespaces.freeze(path)
+        if not spec["read_only_mounts"]:
+            for path in spec["freeze"]:
+                namespaces.freeze(path)
         for path in spec["hide"]:
             namespaces.hide(path)
         if spec["shm_size"] and os.path.isdir("/dev/shm"):
             namespaces.memory_directory("/dev/shm", spec["shm_size"])
         if spec["own_proc"]:
             namespaces.mount_proc()
+        if spec["read_only_mounts"]:
+            namespaces.read_only_except(spec["read_write"], spec["freeze"])
 
     def _become_guest(self) -> NoReturn:
         spec = self.spec

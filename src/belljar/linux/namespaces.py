@@ -81,6 +81,31 @@ def freeze(path: str) -> None:
     syscalls.mount_setattr(path, syscalls.MOUNT_ATTR_RDONLY)
 
 
+def read_only_except(writable: list[str], freeze: list[str]) -> None:
+    """Make every mount read-only but `writable`; the paths of `freeze` inside those stay closed.
+
+    Landlock does not hold modes, owners, times and extended attributes, nor, before ABI 3,
+    truncation: with them a program could spoil, or open, every file of its user. A read-only mount
+    holds all of them.
+    """
+    rules = {os.path.realpath(path): True for path in writable if os.path.exists(path)}
+    rules |= {os.path.realpath(path): False for path in freeze if os.path.exists(path)}
+    for path in sorted(rules):
+        syscalls.mount(path, path, None, syscalls.MS_BIND | syscalls.MS_REC)
+    read_only = syscalls.MOUNT_ATTR_RDONLY
+    syscalls.mount_setattr("/", read_only)
+    for path in sorted(rules):  # parents first: the nearest rule has the last word
+        if not rules[path]:
+            syscalls.mount_setattr(path, read_only)
+            continue
+        for recursive in (True, False):
+            try:
+                syscalls.mount_setattr(path, 0, clear=read_only, recursive=recursive)
+            except PermissionError:  # something there was read-only before, and stays so
+                continue
+            break
+
+
 def memory_directory(path: str, size: int) -> None:
     """A private directory in memory, at most `size` bytes."""
     syscalls.mount("tmpfs", path, "tmpfs", _LIMITS, f"size={size},nr_inodes=4096,mode=1777")

@@ -29,9 +29,17 @@ class HostFacts:
     cpus: tuple[int, ...]
 
 
-@cache
+_probing = threading.Lock()
+
+
 def facts() -> HostFacts:
-    """Probed once a process; takes a few milliseconds."""
+    """Probed once a process, whichever thread comes first; takes a few milliseconds."""
+    with _probing:
+        return _probed()
+
+
+@cache
+def _probed() -> HostFacts:
     userns = _try("namespaces")
     proc = userns or _try("proc")
     filters = _try("seccomp") if seccomp.supported() else f"no table for {syscalls.MACHINE}"
@@ -54,14 +62,15 @@ def _attempt(what: str) -> None:
     """Runs in the throw-away process."""
     if what == "seccomp":
         syscalls.no_new_privileges()
-        seccomp.install(seccomp.guest_filter((seccomp.AF_UNIX,), memfd=True))
+        seccomp.install(seccomp.guest_filter((seccomp.AF_UNIX,)))
         return
     namespaces.enter(network=True)
     if os.fork() == 0:
         try:
+            namespaces.own_mounts()
             if what == "proc":
-                namespaces.own_mounts()
                 namespaces.mount_proc()
+            namespaces.read_only_except(["/tmp"], [])
         except OSError as error:
             os.write(1, str(error).encode())
         os._exit(0)
@@ -74,7 +83,7 @@ def _try(what: str) -> str:
         return _try_forked(what)
     # Forking a process that has threads is not safe: use a new interpreter.
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import sys; sys.path.append(sys.argv[1])\n"
         "from belljar.linux import probe\n"
         "try: probe._attempt(sys.argv[2])\n"
         "except OSError as error: print(error)"

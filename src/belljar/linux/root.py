@@ -15,10 +15,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# Memory file systems of every run are mounted below here: Landlock finds the rule for a file on
-# the parents of a mount point, never on the mount point that it hides.
-SANDBOX = "/sandbox"
-WORK, TMP, SHM = "/sandbox/work", "/sandbox/tmp", "/sandbox/shm"
+# A run's memory file system is mounted below here: Landlock finds the rule for a file on the parents
+# of a mount point, never on the mount point that it hides.
+SANDBOX, RUN = "/sandbox", "/sandbox/run"
+WORK, TMP, SHM = "/sandbox/run/work", "/sandbox/run/tmp", "/sandbox/run/shm"
 # Where mounts wait that go below one of those, until the run has mounted it.
 WAITING = "/.mounts"
 # A device that no rule grants: writing to it succeeds unless Landlock is on.
@@ -26,13 +26,12 @@ PROBE = "/dev/.probe"
 DEVICES = ("null", "zero", "full", "random", "urandom")
 
 _LINKS = (
-    ("tmp", "sandbox/tmp"), ("work", "sandbox/work"), ("dev/shm", "/sandbox/shm"),
-    ("dev/fd", "/proc/self/fd"), ("dev/stdin", "/proc/self/fd/0"),
-    ("dev/stdout", "/proc/self/fd/1"), ("dev/stderr", "/proc/self/fd/2"),
-    ("var/tmp", "/sandbox/tmp"),
+    ("tmp", TMP), ("var/tmp", TMP), ("dev/shm", SHM), ("dev/fd", "/proc/self/fd"),
+    ("dev/stdin", "/proc/self/fd/0"), ("dev/stdout", "/proc/self/fd/1"),
+    ("dev/stderr", "/proc/self/fd/2"),
 )  # fmt: skip
 _ETC = {
-    "passwd": "root:x:0:0:root:/:/usr/sbin/nologin\nuser:x:1000:1000:user:/sandbox/work:/bin/sh\n"
+    "passwd": "root:x:0:0:root:/:/usr/sbin/nologin\nuser:x:1000:1000:user:/sandbox/run/work:/bin/sh\n"
     "nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
     "group": "root:x:0:\nuser:x:1000:\nnogroup:x:65534:\n",
     "hosts": "127.0.0.1 localhost belljar\n::1 localhost\n",
@@ -58,18 +57,7 @@ def build(view: dict[str, Any]) -> None:
     syscalls.pivot_root("/tmp", "/tmp/old")
     os.chdir("/new")
 
-    for path in (
-        "dev",
-        "etc",
-        "proc",
-        "run",
-        "var",
-        "home",
-        SANDBOX[1:],
-        WORK[1:],
-        TMP[1:],
-        SHM[1:],
-    ):
+    for path in ("dev", "etc", "proc", "run", "var", "home", RUN[1:]):
         os.makedirs(path, 0o755, exist_ok=True)
     for path, target in (*view["links"], *_LINKS):
         path = path.lstrip("/")
@@ -101,16 +89,18 @@ def own_proc() -> None:
     syscalls.mount_setattr("/", syscalls.MOUNT_ATTR_RDONLY | _HARMLESS, recursive=False)
 
 
-def prepare_run(
-    *, uid: int, disk: int, inodes: int, tmp: int, waiting: list[tuple[str, str]]
-) -> None:
+def prepare_run(*, uid: int, disk: int, inodes: int, waiting: list[tuple[str, str]]) -> None:
     """In a run's own mount namespace: its private directories, and the mounts that go into them.
 
-    `waiting` is a list of (path of the waiting mount, destination).
+    All that the run can write is in one memory file system, so that one size holds it. `waiting` is
+    a list of (path of the waiting mount, destination).
     """
-    for path, size in ((WORK, disk), (TMP, tmp), (SHM, tmp)):
-        options = f"size={size},nr_inodes={inodes},mode=700,uid={uid},gid={uid}"
-        syscalls.mount("tmpfs", path, "tmpfs", _QUIET, options)
+    options = f"size={disk},nr_inodes={inodes},mode=755,uid={uid},gid={uid}"
+    syscalls.mount("tmpfs", RUN, "tmpfs", _QUIET, options)
+    for path in (WORK, TMP, SHM):
+        os.mkdir(path, 0o700)
+        if uid:
+            os.chown(path, uid, uid)
     for source, destination in waiting:
         _mount_point(source, destination)
         syscalls.mount(source, destination, None, _BIND)

@@ -18,23 +18,35 @@ if TYPE_CHECKING:
 
 # name: (x86_64, aarch64). None where the architecture has no such call.
 _TABLE: Mapping[str, tuple[int | None, int | None]] = {
-    "acct": (163, 89), "add_key": (248, 217), "bpf": (321, 280), "chroot": (161, 51),
+    "acct": (163, 89), "add_key": (248, 217), "bpf": (321, 280), "chmod": (90, None),
+    "chown": (92, None), "chroot": (161, 51),
     "clock_settime": (227, 112), "clone": (56, 220), "clone3": (435, 435),
-    "delete_module": (176, 106), "fanotify_init": (300, 262), "finit_module": (313, 273),
-    "fsconfig": (431, 431), "fsmount": (432, 432), "fsopen": (430, 430), "fspick": (433, 433),
+    "delete_module": (176, 106), "fanotify_init": (300, 262), "fchmod": (91, 52),
+    "fchmodat": (268, 53), "fchmodat2": (452, 452), "fchown": (93, 55), "fchownat": (260, 54),
+    "file_setattr": (469, 469), "finit_module": (313, 273), "fremovexattr": (199, 16),
+    "fsconfig": (431, 431), "fsetxattr": (190, 7), "fsmount": (432, 432), "fsopen": (430, 430),
+    "fspick": (433, 433), "futimesat": (261, None),
     "init_module": (175, 105), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
     "io_uring_setup": (425, 425), "ioctl": (16, 29), "ioperm": (173, None), "iopl": (172, None),
     "kcmp": (312, 272), "kexec_file_load": (320, 294), "kexec_load": (246, 104),
-    "keyctl": (250, 219), "memfd_create": (319, 279), "memfd_secret": (447, 447),
+    "keyctl": (250, 219), "lchown": (94, None), "lremovexattr": (198, 15), "lsetxattr": (189, 6),
+    "memfd_create": (319, 279), "memfd_secret": (447, 447),
     "migrate_pages": (256, 238), "mount": (165, 40), "mount_setattr": (442, 442),
-    "move_mount": (429, 429), "move_pages": (279, 239), "name_to_handle_at": (303, 264),
-    "open_by_handle_at": (304, 265), "open_tree": (428, 428), "perf_event_open": (298, 241),
+    "move_mount": (429, 429), "move_pages": (279, 239), "mq_open": (240, 180),
+    "msgctl": (71, 187), "msgget": (68, 186), "msgrcv": (70, 188), "msgsnd": (69, 189),
+    "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265), "open_tree": (428, 428),
+    "open_tree_attr": (467, 467), "perf_event_open": (298, 241),
     "pidfd_getfd": (438, 438), "pivot_root": (155, 41), "process_madvise": (440, 440),
     "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "ptrace": (101, 117),
-    "quotactl": (179, 60), "reboot": (169, 142), "request_key": (249, 218), "setns": (308, 268),
-    "settimeofday": (164, 170), "socket": (41, 198), "socketpair": (53, 199), "swapoff": (168, 225),
-    "swapon": (167, 224), "syslog": (103, 116), "umount2": (166, 39), "unshare": (272, 97),
-    "userfaultfd": (323, 282),
+    "quotactl": (179, 60), "quotactl_fd": (443, 443), "reboot": (169, 142),
+    "removexattr": (197, 14), "removexattrat": (466, 466), "request_key": (249, 218),
+    "sched_setaffinity": (203, 122), "semctl": (66, 191), "semget": (64, 190), "semop": (65, 193),
+    "semtimedop": (220, 192), "setns": (308, 268), "settimeofday": (164, 170), "setxattr": (188, 5),
+    "setxattrat": (463, 463), "shmat": (30, 196), "shmctl": (31, 195), "shmget": (29, 194),
+    "socket": (41, 198), "socketpair": (53, 199), "swapoff": (168, 225),
+    "swapon": (167, 224), "syslog": (103, 116), "truncate": (76, 45), "umount2": (166, 39),
+    "unshare": (272, 97), "userfaultfd": (323, 282), "utime": (132, None), "utimensat": (280, 88),
+    "utimes": (235, None),
 }  # fmt: skip
 
 # Nothing that a program of ours needs; each has been a way out of, or around, a sandbox.
@@ -43,18 +55,37 @@ DENIED = (
     "finit_module", "fsconfig", "fsmount", "fsopen", "fspick", "init_module", "ioperm", "iopl",
     "kcmp", "kexec_file_load", "kexec_load", "keyctl", "memfd_secret", "migrate_pages", "mount",
     "mount_setattr", "move_mount", "move_pages", "name_to_handle_at", "open_by_handle_at",
-    "open_tree", "perf_event_open", "pidfd_getfd", "pivot_root", "process_madvise",
-    "process_vm_readv", "process_vm_writev", "ptrace", "quotactl", "reboot", "request_key",
-    "setns", "settimeofday", "swapoff", "swapon", "syslog", "umount2", "unshare", "userfaultfd",
+    "open_tree", "open_tree_attr", "perf_event_open", "pidfd_getfd", "pivot_root",
+    "process_madvise", "process_vm_readv", "process_vm_writev", "ptrace", "quotactl", "quotactl_fd",
+    "reboot", "request_key", "setns", "settimeofday", "swapoff", "swapon", "syslog", "umount2",
+    "unshare", "userfaultfd",
 )  # fmt: skip
 # Answered as if the kernel were older: callers have a fallback for that.
 ABSENT = ("clone3", "io_uring_enter", "io_uring_register", "io_uring_setup")
 
+# Closed or ignored only where nothing else holds what they do.
+# Memory that no process maps: only a memory cgroup counts it.
+UNCOUNTED_MEMORY = ("memfd_create", "shmget")
+# System V and POSIX queues, semaphores and segments: held by an ipc namespace of one's own.
+SHARED_IPC = (
+    "mq_open", "msgctl", "msgget", "msgrcv", "msgsnd", "semctl", "semget", "semop", "semtimedop",
+    "shmat", "shmctl", "shmget",
+)  # fmt: skip
+# Landlock does not hold these; read-only mounts do. Programs copy modes and times all the time.
+METADATA = (
+    "chmod", "chown", "fchmod", "fchmodat", "fchmodat2", "fchown", "fchownat", "file_setattr",
+    "fremovexattr", "fsetxattr", "futimesat", "lchown", "lremovexattr", "lsetxattr", "removexattr",
+    "removexattrat", "setxattr", "setxattrat", "utime", "utimensat", "utimes",
+)  # fmt: skip
+
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
 _NAMESPACE_FLAGS = 0x7E02_0080
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+# FS_IOC_SETFLAGS, its 32-bit form, FS_IOC_SETVERSION, FS_IOC_FSSETXATTR.
+_METADATA_IOCTLS = (0x4008_6602, 0x4004_6602, 0x4008_7602, 0x401C_5820)
+_SOCK_STREAM, _SOCK_SEQPACKET, _SOCK_TYPE_MASK = 1, 5, 0xF
 
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN, _AND = 0x20, 0x15, 0x35, 0x45, 0x06, 0x54
 _ALLOW, _KILL, _ERRNO = 0x7FFF_0000, 0x8000_0000, 0x0005_0000
 _ARCH = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
 _X32_BIT = 0x4000_0000
@@ -65,28 +96,45 @@ def supported() -> bool:
     return syscalls.MACHINE in _ARCH
 
 
-def guest_filter(socket_families: Iterable[int], *, memfd: bool, machine: str = "") -> bytes:
+def guest_filter(
+    socket_families: Iterable[int],
+    *,
+    closed: Iterable[str] = (),
+    ignored: Iterable[str] = (),
+    machine: str = "",
+) -> bytes:
     """The filter program for one guest: `socket_families` are all it may open sockets of.
 
-    `memfd=False` also closes memfd_create, whose pages only a memory cgroup would count.
+    `closed` names more calls to refuse; those of `ignored` do nothing and report success.
     """
     machine = machine or syscalls.MACHINE
-    refuse = _ERRNO | errno.EPERM
-    rules: dict[str, list[bytes]] = {name: [_op(_RETURN, refuse)] for name in DENIED}
+    refuse, ignored = _ERRNO | errno.EPERM, tuple(ignored)
+    rules: dict[str, list[bytes]] = {name: [_op(_RETURN, refuse)] for name in (*DENIED, *closed)}
     rules |= {name: [_op(_RETURN, _ERRNO | errno.ENOSYS)] for name in ABSENT}
-    if not memfd:
-        rules["memfd_create"] = [_op(_RETURN, refuse)]
+    rules |= {name: [_op(_RETURN, _ERRNO)] for name in ignored}
     rules["clone"] = [
         _argument(0),
         _op(_ANY_BIT, _NAMESPACE_FLAGS & ~0x80, 0, 1),  # 0x80 in clone is part of the exit signal
         _op(_RETURN, refuse),
         _op(_RETURN, _ALLOW),
     ]
-    rules["ioctl"] = _one_of(1, (_TIOCSTI, _TIOCLINUX), then=refuse, otherwise=_ALLOW)
+    ioctls = (_TIOCSTI, _TIOCLINUX, *(_METADATA_IOCTLS if "fchmod" in ignored else ()))
+    rules["ioctl"] = _one_of(1, ioctls, then=refuse, otherwise=_ALLOW)
     rules["socket"] = _one_of(
         0, socket_families, then=_ALLOW, otherwise=_ERRNO | errno.EAFNOSUPPORT
     )
-    rules["socketpair"] = _one_of(0, (AF_UNIX,), then=_ALLOW, otherwise=_ERRNO | errno.EAFNOSUPPORT)
+    # A pair of datagram sockets is no pair: each end can still send to any name in the file system.
+    rules["socketpair"] = [
+        _argument(0),
+        _op(_EQUAL, AF_UNIX, 1, 0),
+        _op(_RETURN, _ERRNO | errno.EAFNOSUPPORT),
+        _argument(1),
+        _op(_AND, _SOCK_TYPE_MASK),
+        _op(_EQUAL, _SOCK_STREAM, 1, 0),
+        _op(_EQUAL, _SOCK_SEQPACKET, 0, 1),
+        _op(_RETURN, _ALLOW),
+        _op(_RETURN, _ERRNO | errno.EPROTONOSUPPORT),
+    ]
     return _assemble(rules, machine)
 
 

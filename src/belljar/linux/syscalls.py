@@ -105,10 +105,19 @@ class _MountAttr(ctypes.Structure):
 
 
 def mount_setattr(
-    target: str, attributes: int, *, recursive: bool = True, userns: int = 0, fd: int = -100
+    target: str,
+    attributes: int,
+    *,
+    clear: int = 0,
+    recursive: bool = True,
+    userns: int = 0,
+    fd: int = -100,
 ) -> None:
-    """Add `attributes` to a mount (and to those below it). `userns` is for MOUNT_ATTR_IDMAP."""
-    wanted = _MountAttr(attributes, 0, 0, userns)
+    """Add `attributes` to a mount (and to those below it) and take `clear` away from it.
+
+    `userns` is for MOUNT_ATTR_IDMAP.
+    """
+    wanted = _MountAttr(attributes, clear, 0, userns)
     flags = (0x8000 if recursive else 0) | (0 if target else 0x1000)
     call(
         "mount_setattr",

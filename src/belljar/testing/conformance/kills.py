@@ -32,6 +32,13 @@ os.close(writer)
 os.read(reader, 1)
 print("daemon is up", flush=True)
 """
+# The half second is for the host, to see the daemon alive before it is gone.
+ENDINGS = {
+    "returns": "time.sleep(0.5)",
+    "fails": "time.sleep(0.5)\n1 / 0",
+    "times out": "while True: pass",
+    "is cancelled": "time.sleep(60)",
+}
 COMET = """
 import os, signal, time
 out = os.open("shown/beat", os.O_WRONLY | os.O_CREAT, 0o666)
@@ -54,7 +61,7 @@ print("comet is up", flush=True)
 
 
 class Kills(Backed):
-    @pytest.mark.parametrize("ending", ["returns", "fails", "times out", "is cancelled"])
+    @pytest.mark.parametrize("ending", ENDINGS)
     def test_a_daemon_that_ignores_signals_and_holds_stdout_is_gone(
         self, jar: Jar, ending: str
     ) -> None:
@@ -63,15 +70,7 @@ class Kills(Backed):
             pytest.skip("this host has no /proc to look for survivors in")
         token = f"belljar-canary-{secrets.token_hex(8)}"
         during: list[int] = []
-        code = (
-            DAEMON.format(token=token)
-            + {
-                "returns": "",
-                "fails": "1 / 0",
-                "times out": "while True: pass",
-                "is cancelled": "time.sleep(60)",
-            }[ending]
-        )
+        code = DAEMON.format(token=token) + ENDINGS[ending]
         with Cancel() as cancel:
 
             def is_up() -> None:

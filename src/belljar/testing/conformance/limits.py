@@ -115,11 +115,14 @@ class Limits(Backed):
         jar.needs_own_process()
         result = jar.run(FORKS, processes=20, context={"wanted": 200})
         assert (result.status, result.limit_hit) == (Status.LIMIT, "pids"), result
-        assert 1 <= int(result.stdout) <= 20
+        if jar.held("processes").state == "enforced":
+            assert 1 <= int(result.stdout) <= 20
 
     def test_a_program_may_live_with_a_refused_fork(self, jar: Jar) -> None:
         jar.needs(processes=20)
         jar.needs_own_process()
+        if jar.held("processes").state != "enforced":
+            pytest.skip("processes are not enforced: past the number the whole run is ended")
         code = FORKS.replace("finally:", "except OSError:")
         result = jar.run(code, processes=20, context={"wanted": 200})
         assert result.success, result

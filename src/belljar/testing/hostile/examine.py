@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...backends.base import Backend
+from ...config import Settings
 from .ablation import ablate
 from .cases import Case, Suite, Tier, load
 from .control import run_controls
@@ -22,6 +23,7 @@ def examine(
     backend: str | Backend,
     *,
     suite: Suite | None = None,
+    settings: Settings | None = None,
     groups: tuple[str, ...] = (),
     ids: tuple[str, ...] = (),
     tier: Tier = "fast",
@@ -33,7 +35,7 @@ def examine(
 ) -> Card:
     """Examine `backend`, by name or as an object. Nothing is left on the host afterwards."""
     suite = suite or load()
-    with EngineSubject(backend) as subject:
+    with EngineSubject(backend, settings) as subject:
         cases = suite.select(groups=groups, ids=ids, tier=tier)
         if claimed_only:
             cases = tuple(case for case in cases if claimed(case, subject.klass))

@@ -101,7 +101,7 @@ def program_under_every_name(scene: Scene) -> Iterator[None]:
 @preparation("rv-015-exception-object", "se-011-uninitialised-memory")
 @contextmanager
 def room_for_itself(scene: Scene) -> Iterator[None]:
-    """The program copies 64 or 100 MiB on purpose: with less memory it would end before its point."""
+    """The program copies 64 or 100 MiB on purpose: with less memory it would end too early."""
     scene.job = replace(scene.job, limits={**scene.job.limits, "MEM_MB": 512})
     with another_tenant_before(scene) if scene.case.group == "secrets" else _nothing(scene):
         yield
@@ -110,7 +110,7 @@ def room_for_itself(scene: Scene) -> Iterator[None]:
 @preparation("rf-005-sparse-1TiB")
 @contextmanager
 def room_for_a_hole(scene: Scene) -> Iterator[None]:
-    """A file of that size must exist, or the collector is not tested. It takes no room on a disk."""
+    """A file of that size must exist, or the collector is not tested. It takes no room."""
     if scene.klass == "process":
         scene.job = replace(scene.job, limits={**scene.job.limits, "DISK_MB": 2 << 20})
     yield

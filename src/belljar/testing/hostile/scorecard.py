@@ -88,7 +88,7 @@ class Card:
                 yield f"\n{title}:"
                 for outcome in found:
                     often = f" ({outcome.held} of {outcome.runs} held)" if outcome.runs > 1 else ""
-                    yield f"  {outcome.case.id}{often}: {'; '.join(outcome.reasons)}"
+                    yield f"  {outcome.case.id}{often}: {_short(outcome.reasons)}"
         if information := [o for o in self.of(Verdict.NOT_CLAIMED) if o.saw is not None]:
             open_ones = [o.case.id for o in information if o.saw is Verdict.BREACHED]
             yield (
@@ -146,6 +146,12 @@ class Card:
 
 def _counts(counter: Counter[Verdict]) -> dict[str, int]:
     return {column.value.replace(" ", "_"): counter[column] for column in _COLUMNS}
+
+
+def _short(reasons: tuple[str, ...]) -> str:
+    """The first reasons; the JSON form has them all."""
+    shown = "; ".join(reason[:140] for reason in reasons[:2])
+    return shown + (f"; and {len(reasons) - 2} more" if len(reasons) > 2 else "")
 
 
 def _wrapped(names: list[str], width: int = 96) -> Iterable[str]:

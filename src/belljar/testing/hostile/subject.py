@@ -14,11 +14,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from ... import config
 from ... import engine as engines
 from ...backends.base import Backend, Cancel
 from ...errors import BelljarError
 from ...events import Event, Output
-from ...policy import Isolation
+from ...policy import Ceiling, Isolation
 from ...types import Mount, Request, Result, Status
 
 # After the time limit a backend has this long to kill, collect and answer, or it hangs.
@@ -111,12 +112,19 @@ def level_for(isolation: Isolation) -> str:
 class EngineSubject:
     """A backend, by name or as an object, through the same engine that everybody uses."""
 
-    def __init__(self, backend: str | Backend) -> None:
+    def __init__(self, backend: str | Backend, settings: config.Settings | None = None) -> None:
+        # The operator's host, but not the operator's ceiling: the limits are part of the cases.
+        settings = replace(
+            settings or config.load(),
+            defaults={},
+            ceiling=Ceiling(),
+            block_dangerous_imports=False,
+        )
         if isinstance(backend, str):
-            self._engine = engines.Engine()
+            self._engine = engines.Engine(settings)
             backend = self._engine.backend(backend)
         else:
-            self._engine = engines.Engine(backends={backend.name: backend})
+            self._engine = engines.Engine(settings, backends={backend.name: backend})
         self.backend = backend
         self.name = backend.name
         self.klass = class_of(backend.isolation)
@@ -138,10 +146,12 @@ class EngineSubject:
                 target=lambda: answer.append(self._ask(request, job, cancel)), daemon=True
             )
             thread.start()
-            thread.join(job.timeout + _PATIENCE)
-            if thread.is_alive():
-                cancel.set()
-                thread.join(_PATIENCE)
+            try:
+                thread.join(job.timeout + _PATIENCE)
+            finally:  # also when somebody lost patience and pressed Ctrl-C
+                if thread.is_alive():
+                    cancel.set()
+                    thread.join(_PATIENCE)
             wall = time.monotonic() - start
             if not answer:
                 return Seen(wall=wall, failure="the backend did not come back", stopped=True)
@@ -176,6 +186,8 @@ class EngineSubject:
                 host_growth=peak.growth(),
             )
         seen = Seen(wall=time.monotonic() - start, result=result, host_growth=peak.growth())
+        if result.backend not in ("", self.name):
+            return replace(seen, result=None, failure=f"it ran on {result.backend} instead")
         try:
             wire = json.dumps(result.to_dict(), allow_nan=False).encode()
         except (ValueError, TypeError, RecursionError) as error:

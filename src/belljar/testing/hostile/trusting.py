@@ -220,11 +220,13 @@ class Host:
                 archive.extractall("unpacked")
                 return {"out/" + name: "" for name in archive.namelist()}
         if path.endswith(".tar"):
-            try:
-                with tarfile.open(path) as archive:
-                    archive.extractall("unpacked")
-            except (OSError, tarfile.TarError):
-                return {}
+            os.makedirs("unpacked", exist_ok=True)
+            with tarfile.open(path) as archive:
+                for member in archive:
+                    try:
+                        archive.extract(member, "unpacked")
+                    except (OSError, tarfile.TarError):
+                        continue
         if path.endswith(".png"):
             width, height = int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
             _touched(width * height * 3)

@@ -1,0 +1,339 @@
+"""Backend `jail`: full CPython, or any command, in a fresh kernel jail from a warm fork server.
+
+Theory of operation
+- `zygotes.py` hands out ready jails, `linux/zygote.py` and `linux/inner.py` make them (they say
+  which process holds which descriptor and who kills whom). Here a run is: take a jail, write the
+  start message and the program to it, read until it is gone, collect its files, give it back.
+- A result is returned when the kernel says that the run's pid namespace is empty: the pidfd of its
+  init becomes readable then, and not earlier. Exit status and usage are init's words, on a socket
+  that the guest never had.
+- The work directory is a memory file system. We hold a descriptor of it from the start; it lives
+  until that is closed, so files are read when nobody is left who could change them.
+- Each protection is a layer that can be switched off in the constructor, for tests that ask what
+  it is good for. A backend with a layer off says so in every result.
+
+Facts relied on, and how to check them again: `belljar doctor`; `pytest tests/linux tests/backends`.
+- Killing pid 1 of a pid namespace kills all in it, and its end is reported after theirs.
+- A signal that pid 1 has blocked is kept for it, even one that it would have ignored.
+- RLIMIT_NPROC counts per user namespace.
+
+What it does not protect against: a kernel bug reachable through the allowed calls, and side
+channels between runs on one machine. For hostile tenants choose a rung above it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import marshal
+import os
+import signal
+import time
+import weakref
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from .. import collect
+from ..errors import BackendFailed, RequestError
+from ..events import Displayed, Emit
+from ..policy import Isolation, Policy
+from ..report import Report, run_frame
+from ..types import Display, KillProof, Request, Result, Usage
+from . import jail_plan
+from .base import Availability, Cancel, Plan, refuse_unless_held
+from .jail_plan import Spec
+from .supervise import Ended, Watch
+from .verdict import Ending, judge
+from .zygotes import Fleet, Jail
+
+if TYPE_CHECKING:
+    from ..linux.probe import HostFacts
+
+_NO_CAP = 1 << 40
+_HARD_KILL_SECONDS = 2.0
+
+
+class JailBackend:
+    """See the module's docstring. `disable` names layers to leave out, for tests of the layers."""
+
+    name = "jail"
+    isolation = Isolation.JAIL
+    layers = jail_plan.LAYERS
+
+    def __init__(
+        self, *, disable: frozenset[str] = frozenset(), facts: HostFacts | None = None
+    ) -> None:
+        unknown = disable - set(self.layers)
+        if unknown:
+            raise ValueError(f"unknown layers {sorted(unknown)}; known: {', '.join(self.layers)}")
+        self.disabled = disable
+        self._given_facts = facts
+        self._fleet: Fleet | None = None
+        self._closed = False
+        self._availability: Availability | None = None
+
+    @property
+    def facts(self) -> HostFacts:
+        if self._given_facts is not None:
+            return self._given_facts
+        from ..linux import probe
+
+        return probe.facts()
+
+    def probe(self) -> Availability:
+        if self._availability is None:
+            self._availability = self._find_out()
+        return self._availability
+
+    def _find_out(self) -> Availability:
+        facts = self.facts
+        lacking = (
+            ("user namespaces", facts.userns, facts.userns_problem),
+            ("mounting /proc in a user namespace", facts.proc_mount, facts.proc_mount_problem),
+            ("seccomp", facts.seccomp, facts.seccomp_problem),
+        )
+        for what, there, problem in lacking:
+            if not there:
+                return Availability(
+                    available=False,
+                    reason=f"{what}: {problem}",
+                    fix=(
+                        "sysctl kernel.unprivileged_userns_clone=1 "
+                        "kernel.apparmor_restrict_unprivileged_userns=0 user.max_user_namespaces=10000"
+                        "; in a container: docker run --security-opt seccomp=unconfined "
+                        "--security-opt apparmor=unconfined --security-opt systempaths=unconfined"
+                    ),
+                )
+        notes = list(jail_plan.shortcomings(facts))
+        if self.disabled:
+            notes.append(self._disabled_notice())
+        return Availability(available=True, notes=tuple(notes))
+
+    def _disabled_notice(self) -> str:
+        return f"layers switched off for a test: {', '.join(sorted(self.disabled))}"
+
+    def compile(self, policy: Policy, request: Request) -> Plan:
+        active = jail_plan.active_layers(self.facts, self.disabled)
+        report = jail_plan.enforcement(policy, request, self.facts, active)
+        # With a layer switched off on purpose the report says what is missing, and the run goes on.
+        held = {} if self.disabled else report
+        refuse_unless_held(self.name, self.isolation, policy, held)
+        return Plan(
+            backend=self.name,
+            isolation=self.isolation,
+            request=request,
+            policy=policy,
+            enforcement=report,
+            spec=jail_plan.spec(policy, request, self.facts, active),
+            warnings=(self._disabled_notice(),) if self.disabled else (),
+        )
+
+    def run(self, plan: Plan, emit: Emit, cancel: Cancel) -> Result:
+        if self._closed:
+            raise BackendFailed("this backend is closed")
+        began = time.monotonic()
+        request, spec = plan.request, plan.spec
+        assert isinstance(spec, Spec)
+        shown: list[Display] = []
+
+        def show(display: Display) -> None:
+            shown.append(display)
+            emit(Displayed(id=request.id, display=display))
+
+        report = Report(on_display=show)
+        message, before = _start_message(request, spec)
+        with contextlib.ExitStack() as cleanup:
+            if spec.keep:
+                fleet = self._warm()
+            else:
+                fleet = Fleet(self.facts)
+                cleanup.callback(fleet.close)
+            jail = fleet.take(spec.outer, spec.shape)
+            cleanup.callback(jail.release)
+            watch = JailWatch(jail, plan, message, report, emit, cancel)
+            taken = time.monotonic()
+            watch.begin()
+            if spec.keep:
+                jail.replenish()
+            ended = watch.until_gone()
+            gone = time.monotonic()
+            found = collect.changed_files(jail.work, before, request.outputs)
+            result = self._result(plan, watch, ended, report, jail)
+            collected = time.monotonic()
+        return replace(
+            result,
+            files=found.files,
+            displays=tuple(shown),
+            timings={
+                "start": taken - began,
+                "run": ended.ended - ended.started,
+                "settle": gone - ended.ended,
+                "collect": collected - gone,
+                "clean": time.monotonic() - collected,
+            },
+            warnings=(*result.warnings, *found.warnings),
+        )
+
+    def close(self) -> None:
+        self._closed = True
+        if self._fleet is not None:
+            self._fleet.close()
+
+    def _warm(self) -> Fleet:
+        fleet = self._fleet
+        if fleet is None or fleet.process != os.getpid():
+            fleet = self._fleet = Fleet(self.facts)
+            # At exit too, when nobody has closed the backend.
+            weakref.finalize(self, fleet.close)
+        return fleet
+
+    def _result(
+        self, plan: Plan, watch: JailWatch, ended: Ended, report: Report, jail: Jail
+    ) -> Result:
+        group = jail.group
+        reason = watch.reason if ended.reason == "host" else ended.reason
+        ending = Ending(
+            wait_status=ended.wait_status,
+            reason=reason,
+            oom_kills=group.oom_kills() if group is not None else 0,
+            forks_refused=group.forks_refused() if group is not None else None,
+        )
+        found = judge(ending, report)
+        stdout, stderr = watch.captured["stdout"], watch.captured["stderr"]
+        peak = group.peak_memory() if group is not None else None
+        return Result(
+            id=plan.request.id,
+            status=found.status,
+            exit_code=found.exit_code,
+            signal=found.signal,
+            limit_hit=found.limit_hit,
+            stdout=stdout.text(),
+            stderr=stderr.text(),
+            truncated=stdout.truncated or stderr.truncated,
+            value=report.value,
+            error=report.error if found.exit_code != 0 else None,
+            usage=Usage(
+                wall=ended.ended - ended.started,
+                cpu=ended.cpu,
+                peak_memory=peak if peak is not None else ended.peak_memory,
+                stdout_bytes=stdout.total,
+                stderr_bytes=stderr.total,
+            ),
+            enforcement=plan.enforcement,
+            kill=KillProof(
+                reason=reason or "ended",
+                survivors=ended.survivors,
+                seconds=ended.kill_seconds,
+            ),
+            backend=self.name,
+            isolation=self.isolation.value,
+            warnings=(*plan.warnings, *found.warnings, *report.warnings),
+        )
+
+
+class JailWatch(Watch):
+    """The poll loop of a run in a jail: kills by pidfd, and waits for it to say that all are gone."""
+
+    def __init__(
+        self,
+        jail: Jail,
+        plan: Plan,
+        message: bytes,
+        report: Report,
+        emit: Emit,
+        cancel: Cancel,
+    ) -> None:
+        request, limits = plan.request, plan.policy.limits
+        self._jail = jail
+        self._began = 0.0
+        self._hard = False
+        if not request.stdin:
+            os.close(jail.stdin)
+        group = jail.group
+        super().__init__(
+            run=request.id,
+            control=jail.run,
+            frames=jail.frames,
+            program=message,
+            stdout=jail.stdout,
+            stderr=jail.stderr,
+            stdin=jail.stdin if request.stdin else None,
+            data=request.stdin,
+            timeout=limits.timeout,
+            output_cap=limits.output if "output_cap" in plan.spec.layers else _NO_CAP,
+            report=report,
+            emit=emit,
+            cancel=cancel,
+            on_kill=group.release if group is not None else lambda: None,
+        )
+        self._read(jail.pidfd, self._all_gone)
+
+    def begin(self) -> None:
+        """The program's time starts now: it is already waiting for what we send."""
+        self._started = True
+        self._began = time.monotonic()
+        self._deadline = self._began + self._timeout
+        self._send(self._jail.frames.fileno())
+
+    def until_gone(self) -> Ended:
+        ended = super().until_gone()
+        return replace(ended, started=min(self._began, ended.ended))
+
+    def _all_gone(self, fd: int) -> None:
+        del self._readers[fd]
+        self._poll.unregister(fd)
+
+    def _kill(self, reason: str) -> None:
+        if self.ended is not None or self.reason:
+            return
+        self.reason = reason
+        self._deadline = time.monotonic() + _HARD_KILL_SECONDS
+        self._on_kill()
+        self._signal(signal.SIGTERM)
+
+    def _out_of_time(self) -> bool:
+        if self.reason and self.ended is None and not self._hard:
+            self._hard = True
+            self._deadline = time.monotonic() + _HARD_KILL_SECONDS
+            self._signal(signal.SIGKILL)
+            return False
+        return super()._out_of_time()
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+            signal.pidfd_send_signal(self._jail.pidfd, number)
+
+    def _close(self) -> None:
+        self._readers.pop(self._jail.pidfd, None)  # the jail's own, like the work directory
+        super()._close()
+
+
+def _start_message(request: Request, spec: Spec) -> tuple[bytes, dict[str, collect.Stamp]]:
+    """What the guest reads first, and the state of the work directory that it makes of it."""
+    files = {collect.checked_name("files", name): data for name, data in request.files.items()}
+    program = b""
+    if spec.worker:
+        program = run_frame(request, spec.file or "")
+    if spec.file and request.code is not None and not (spec.worker and not spec.argv):
+        files[spec.file] = request.code.encode("utf-8", "surrogatepass")
+    room = spec.shape.disk
+    if sum(map(len, files.values())) > room:
+        raise RequestError("files", f"do not fit into a disk of {room} bytes", fix="raise `disk`")
+    stamp = time.time_ns()
+    env = {
+        "PATH": jail_plan.GUEST_PATH,
+        "HOME": jail_plan.root.WORK,
+        "TMPDIR": "/tmp",
+        "LANG": "C.UTF-8",
+        "USER": "user",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        **request.env,
+    }
+    start: dict[str, Any] = {
+        "argv": list(spec.argv),
+        "frames": spec.worker,
+        "env": env,
+        "files": [(name, len(data), stamp) for name, data in files.items()],
+    }
+    head = marshal.dumps(start)
+    before = {name: (stamp, len(data), 0) for name, data in files.items()}
+    return b"".join((len(head).to_bytes(4, "big"), head, *files.values(), program)), before

@@ -1,0 +1,501 @@
+"""What a jail is made of: the pure half of the `jail` backend.
+
+From a policy, a request and the host's facts: which layers apply, what each policy field is held by,
+and two descriptions in plain values. `Outer` says which zygote can serve the run, `Shape` how its
+inner jail is made. Runs with equal ones can use each other's warm zygotes and parked jails.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import resource
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from .. import languages
+from ..errors import CommandNotFound
+from ..guest import protocol
+from ..interpreter import find as find_interpreter
+from ..linux import root
+from ..policy import Policy
+from ..types import Enforcement, Request
+from .base import absent, best_effort, enforced
+
+if TYPE_CHECKING:
+    from ..linux.probe import HostFacts
+
+LAYERS = (
+    "namespaces", "pivot_root", "landlock", "seccomp", "capabilities", "cgroup", "rlimits",
+    "watchdog", "output_cap",
+)  # fmt: skip
+
+GUEST_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+GUEST_DIR = "/.belljar"
+# What programs read to start at all.
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
+ETC = (
+    "alternatives", "ca-certificates", "debian_version", "ld.so.cache", "ld.so.conf",
+    "ld.so.conf.d", "localtime", "mime.types", "os-release", "protocols", "services", "ssl",
+    "timezone",
+)  # fmt: skip
+ETC_ONLINE = ("resolv.conf",)
+# Every run has its own of these, so a host path below them must be mounted by the run itself.
+_PRIVATE = {"/tmp": root.TMP, "/var/tmp": root.TMP, "/dev/shm": root.SHM}
+# Zygotes that have these imported already. The first that the program names wins.
+DATA_MODULES = ("numpy", "pandas", "matplotlib")
+BARE_MODULES = (
+    "collections", "contextlib", "dataclasses", "datetime", "enum", "functools", "itertools",
+    "json", "math", "operator", "random", "re", "string", "threading", "time", "traceback", "typing",
+)  # fmt: skip
+# Programs that name one of these may want a loopback interface: it costs half a millisecond.
+_SOCKET_MODULES = frozenset((
+    "aiohttp", "asyncio", "asyncore", "fastapi", "flask", "ftplib", "grpc", "http", "httpx",
+    "imaplib", "multiprocessing", "poplib", "requests", "select", "selectors", "smtplib",
+    "socket", "socketserver", "ssl", "telnetlib", "tornado", "twisted", "urllib", "urllib3",
+    "uvicorn", "websockets", "wsgiref", "xmlrpc", "zmq",
+))  # fmt: skip
+_IMPORT = re.compile(r"^\s*(?:import|from)\s+([\w.]+(?:\s*,\s*[\w.]+)*)", re.MULTILINE)
+_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
+_INODES_LEAST, _BYTES_AN_INODE = 4096, 16384
+_WATCH_EVERY = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The file tree of a jail: see `linux/root.py`."""
+
+    show: tuple[tuple[str, str, str], ...]
+    links: tuple[tuple[str, str], ...]
+    hide: tuple[str, ...]
+    waiting: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outer:
+    """A zygote: what it sees, what it has imported, what is switched off in it."""
+
+    view: View
+    layers: tuple[str, ...]
+    worker: bool
+    preload: tuple[str, ...]
+    writable: tuple[str, ...]
+    open_network: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """An inner jail, as far as it is made before the program is known."""
+
+    disk: int
+    inodes: int
+    own_network: bool
+    families: tuple[int, ...]
+    memfd: bool
+    affinity: bool
+    cores: int
+    rlimits: tuple[tuple[int, int], ...]
+    watch: tuple[float, int, float] | None
+    waiting: tuple[tuple[str, str], ...]
+    memory: int
+    processes: int
+    cpus: float
+
+    def message(self, cores: tuple[int, ...]) -> dict[str, Any]:
+        """Plain values for `linux/inner.py`."""
+        every, memory, cpu = self.watch or (0.0, 0, 0.0)
+        return {
+            "disk": self.disk,
+            "inodes": self.inodes,
+            "own_network": self.own_network,
+            "filter": (self.families, self.memfd, self.affinity),
+            "affinity": cores,
+            "rlimits": self.rlimits,
+            "watch": {"every": every, "memory": memory, "cpu": cpu} if self.watch else None,
+            "waiting": self.waiting,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spec:
+    """Everything `run` needs. `keep` says whether the zygote is worth keeping for other runs."""
+
+    outer: Outer
+    shape: Shape
+    argv: tuple[str, ...]
+    file: str | None
+    worker: bool
+    keep: bool
+    layers: tuple[str, ...]
+
+
+def active_layers(facts: HostFacts, disabled: frozenset[str]) -> frozenset[str]:
+    there = {"landlock": facts.landlock_abi > 0, "cgroup": facts.cgroup is not None}
+    return frozenset(name for name in LAYERS if there.get(name, True)) - disabled
+
+
+# -- the report --------------------------------------------------------------------------------------
+
+
+def enforcement(
+    policy: Policy, request: Request, facts: HostFacts, active: frozenset[str]
+) -> dict[str, Enforcement]:
+    """Every policy field, and what will hold it with these layers."""
+    report = dict(_limits(policy, facts, active))
+    report["network"] = _network(policy, facts, active)
+    report["filesystem"] = _filesystem(facts, active)
+    report["mounts"] = _mounts(request, active)
+    if policy.limits.fuel is not None:
+        report["fuel"] = absent("a process has no fuel; the wasm backend counts it")
+    if policy.modules.active:
+        report["modules"] = enforced("import lint before the run; a lint, not a boundary")
+    return report
+
+
+def _limits(
+    policy: Policy, facts: HostFacts, active: frozenset[str]
+) -> Iterator[tuple[str, Enforcement]]:
+    group = f"cgroup v{facts.cgroup.version}" if facts.cgroup and "cgroup" in active else ""
+    limits = policy.limits
+    cpus = limits.cpus
+    yield "timeout", enforced("the host's clock, then init and the kernel end the pid namespace")
+
+    if group:
+        yield "memory", enforced(f"{group} memory controller, the whole tree and its files")
+    elif "watchdog" in active and "seccomp" in active:
+        extra = ", RLIMIT_DATA for each process" if "rlimits" in active else ""
+        yield "memory", enforced(f"init counts the tree and its files 50 times a second{extra}")
+    elif "watchdog" in active:
+        yield "memory", best_effort("init counts the tree, but memfd_create is open without seccomp")
+    elif "rlimits" in active:
+        yield "memory", best_effort("RLIMIT_DATA, each process for itself")
+    else:
+        yield "memory", absent("no cgroup, no rlimits, no watchdog")
+
+    if group:
+        yield "cpus", enforced(f"{group} cpu controller")
+    elif cpus >= len(facts.cpus):
+        yield "cpus", enforced("this machine has no more cores than allowed")
+    elif "seccomp" not in active:
+        yield "cpus", best_effort("affinity, which a program can change without seccomp")
+    elif cpus == int(cpus):
+        yield "cpus", enforced(f"affinity to {int(cpus)} of {len(facts.cpus)} cores")
+    elif "watchdog" in active:
+        yield (
+            "cpus",
+            enforced(
+                f"affinity to {math.ceil(cpus)} of {len(facts.cpus)} cores, and init ends the run at "
+                f"{cpus * limits.timeout:g} seconds of processor time"
+            ),
+        )
+    else:
+        yield "cpus", absent("no cgroup and no watchdog")
+
+    if group:
+        also = ", RLIMIT_NPROC behind it" if "rlimits" in active else ""
+        yield "processes", enforced(f"{group} pids controller{also}")
+    elif "rlimits" in active and "namespaces" in active:
+        yield "processes", enforced("RLIMIT_NPROC in a user namespace of the run's own")
+    else:
+        yield "processes", absent("no cgroup and no RLIMIT_NPROC in a user namespace")
+
+    yield "disk", _disk(policy, active)
+    yield (
+        "output",
+        enforced("the host keeps head and tail and drops the rest")
+        if "output_cap" in active
+        else absent("the cap is off"),
+    )
+    yield (
+        "open_files",
+        enforced("RLIMIT_NOFILE") if "rlimits" in active else absent("rlimits are off"),
+    )
+
+
+def disk_size(policy: Policy) -> int:
+    """The work directory is memory: unless asked for, it takes at most half of it."""
+    limits = policy.limits
+    if "disk" in policy.explicit:
+        return limits.disk
+    return min(limits.disk, limits.memory // 2)
+
+
+def _disk(policy: Policy, active: frozenset[str]) -> Enforcement:
+    size = disk_size(policy)
+    if size > policy.limits.memory:
+        return absent(
+            f"the work directory is in memory, and {policy.limits.memory} bytes of memory cannot "
+            f"hold {size} bytes of disk"
+        )
+    mounts = "; a writable mount is the host's, RLIMIT_FSIZE holds each file in it"
+    return enforced(
+        f"a memory file system of {size} bytes and {_inodes(size)} inodes for all it writes"
+        f"{mounts if 'rlimits' in active else ''}"
+    )
+
+
+def _inodes(size: int) -> int:
+    return max(_INODES_LEAST, size // _BYTES_AN_INODE)
+
+
+def _network(policy: Policy, facts: HostFacts, active: frozenset[str]) -> Enforcement:
+    match policy.network.mode:
+        case "any":
+            return enforced("open, as the policy asks")
+        case "hosts":
+            return absent("a list of hosts needs the proxy, which is not built yet")
+    families = ", seccomp for the other socket families" if "seccomp" in active else ""
+    if "namespaces" in active:
+        return enforced(f"an empty network namespace{families}")
+    if "seccomp" in active:
+        return enforced("seccomp refuses every socket but AF_UNIX")
+    return absent("no network namespace and no seccomp")
+
+
+def _filesystem(facts: HostFacts, active: frozenset[str]) -> Enforcement:
+    parts = [
+        *(["a root of its own"] if "pivot_root" in active else []),
+        *([f"Landlock ABI {facts.landlock_abi}"] if "landlock" in active else []),
+        *(["no capabilities"] if "capabilities" in active else []),
+    ]
+    if "pivot_root" in active:
+        return enforced(", ".join(parts))
+    return best_effort(", ".join((*parts, "the host's tree is in sight")))
+
+
+def _mounts(request: Request, active: frozenset[str]) -> Enforcement:
+    if not request.mounts:
+        return enforced("none asked for")
+    for mount in request.mounts:
+        if mount.dst.split("/")[1:2] in (["proc"], ["dev"], ["sys"]):
+            return absent(f"{mount.dst!r} is not a place to mount on")
+    return enforced("bind mounts in the jail's own root")
+
+
+def shortcomings(facts: HostFacts) -> Iterator[str]:
+    """What this host lacks, each with its consequence."""
+    if not facts.landlock_abi:
+        yield "no Landlock: one layer less"
+    elif facts.landlock_abi < 6:
+        yield f"Landlock ABI {facts.landlock_abi}: a network namespace for every run, 0.5 ms more"
+    if facts.cgroup is None:
+        yield "no writable cgroup: memory and processor time are counted by init"
+
+
+# -- the plan ----------------------------------------------------------------------------------------
+
+
+def spec(policy: Policy, request: Request, facts: HostFacts, active: frozenset[str]) -> Spec:
+    """The values for the run. Starts nothing; a missing command is CommandNotFound."""
+    argv, file, worker, needed = _program(request)
+    named = imported(request.code) if worker and not argv and request.code else frozenset()
+    mounts = _all_mounts(policy, request)
+    online = policy.network.mode == "any"
+    keep = not (mounts or needed or online or policy.filesystem.hidden)
+    layers = tuple(name for name in LAYERS if name in active)
+    preload: tuple[str, ...] = ()
+    if not argv and keep:
+        preload = BARE_MODULES
+        if not named.isdisjoint(DATA_MODULES):
+            preload += DATA_MODULES
+    view, waiting, writable = _view(mounts, needed, policy.filesystem.hidden, online, active)
+    outer = Outer(
+        view=view,
+        layers=layers,
+        worker=not argv,
+        preload=preload,
+        writable=writable,
+        open_network=online,
+    )
+    # Runs of one zygote share its empty network unless abstract sockets could cross it, or unless
+    # the program may want a loopback.
+    own_network = not online and (
+        bool(argv) or not keep or facts.landlock_abi < 6 or "landlock" not in active
+        or not named.isdisjoint(_SOCKET_MODULES)
+    )  # fmt: skip
+    shape = _shape(policy, facts, active, own_network=own_network, waiting=waiting)
+    return Spec(
+        outer=outer,
+        shape=shape,
+        argv=argv,
+        file=file,
+        worker=worker,
+        keep=keep,
+        layers=layers,
+    )
+
+
+def imported(code: str) -> frozenset[str]:
+    """The top-level names of what the program seems to import. A guess that decides only speed."""
+    return frozenset(
+        name.strip().partition(".")[0]
+        for found in _IMPORT.findall(code)
+        for name in found.split(",")
+    )
+
+
+def _shape(
+    policy: Policy,
+    facts: HostFacts,
+    active: frozenset[str],
+    *,
+    own_network: bool,
+    waiting: tuple[tuple[str, str], ...],
+) -> Shape:
+    limits = policy.limits
+    grouped = "cgroup" in active
+    families: tuple[int, ...] = (_AF_UNIX,)
+    if policy.network.mode == "any":
+        # Without a network namespace only Landlock keeps the host's abstract sockets away.
+        families = (_AF_INET, _AF_INET6, _AF_NETLINK)
+        families += (_AF_UNIX,) if facts.landlock_abi >= 6 and "landlock" in active else ()
+    elif own_network and "namespaces" in active:
+        families = (_AF_UNIX, _AF_INET, _AF_INET6)
+    watch = None
+    if not grouped and "watchdog" in active:
+        whole = limits.cpus == int(limits.cpus) or limits.cpus >= len(facts.cpus)
+        watch = (_WATCH_EVERY, limits.memory, 0.0 if whole else limits.cpus * limits.timeout)
+    size = disk_size(policy)
+    return Shape(
+        disk=size,
+        inodes=_inodes(size),
+        own_network=own_network,
+        families=families,
+        memfd=grouped,
+        affinity=grouped,
+        cores=0 if grouped else min(math.ceil(limits.cpus), len(facts.cpus)),
+        rlimits=_rlimits(policy, size, grouped) if "rlimits" in active else (),
+        watch=watch,
+        waiting=waiting,
+        memory=limits.memory,
+        processes=limits.processes,
+        cpus=limits.cpus,
+    )
+
+
+def _rlimits(policy: Policy, disk: int, grouped: bool) -> tuple[tuple[int, int], ...]:
+    limits = policy.limits
+    return (
+        # One byte: zero would still start a piped core handler on the host.
+        (resource.RLIMIT_CORE, 1),
+        (resource.RLIMIT_NOFILE, limits.open_files),
+        (resource.RLIMIT_FSIZE, disk),
+        (resource.RLIMIT_MEMLOCK, 0),
+        # Room for thread stacks and the like: the exact total is the cgroup's or the watchdog's.
+        (resource.RLIMIT_DATA, limits.memory + (256 << 20)),
+        # Behind a pids controller it must not answer first, or nobody would count the refusals.
+        (resource.RLIMIT_NPROC, limits.processes + (16 if grouped else 0)),
+        (resource.RLIMIT_MSGQUEUE, 0),
+        (resource.RLIMIT_SIGPENDING, 1024),
+    )
+
+
+def _program(request: Request) -> tuple[tuple[str, ...], str | None, bool, tuple[str, ...]]:
+    """(argv or nothing for our own interpreter, program file, worker, paths to show for it)."""
+    if request.command:
+        path = shutil.which(request.command[0], path=GUEST_PATH)
+        if path is None:
+            raise CommandNotFound("command", f"{request.command[0]!r} is not installed")
+        return (path, *request.command[1:], *request.args), None, False, _outside_system(path)
+    language = languages.find(request.language)
+    if language.name != "python":
+        path = languages.installed(language)
+        argv = (path, *language.command[1:], language.file, *request.args)
+        return argv, language.file, False, _outside_system(path)
+    if request.python is None:
+        return (), language.file, True, ()
+    python = find_interpreter(request.python)
+    boot = protocol.boot_code(GUEST_DIR, 3)
+    return (python.executable, "-I", "-c", boot), language.file, True, python.prefixes
+
+
+def _outside_system(path: str) -> tuple[str, ...]:
+    found = (path, os.path.realpath(path))
+    return tuple(each for each in found if not inside_any(each, SYSTEM))
+
+
+def inside_any(path: str, directories: tuple[str, ...]) -> bool:
+    return any(path == each or path.startswith(each + "/") for each in directories)
+
+
+def _all_mounts(policy: Policy, request: Request) -> tuple[tuple[str, str, str], ...]:
+    """(source, absolute destination, mode), parents before what is mounted inside them."""
+    files = policy.filesystem
+    found = [(os.path.realpath(path), path, "ro") for path in files.read_only]
+    found += [(os.path.realpath(path), path, "rw") for path in files.read_write]
+    found += [
+        (mount.src, os.path.normpath(os.path.join(root.WORK, mount.dst)), mount.mode)
+        for mount in request.mounts
+    ]
+    return tuple(sorted(found, key=lambda each: each[1]))
+
+
+@cache
+def _system(pivot: bool, online: bool) -> tuple[tuple[tuple[str, str, str], ...], Any]:
+    """What every jail shows of the host: (mounts, links)."""
+    show: list[tuple[str, str, str]] = []
+    links: list[tuple[str, str]] = []
+    if pivot:
+        for path in SYSTEM:
+            if os.path.islink(path):
+                links.append((path, os.readlink(path)))
+            elif os.path.isdir(path):
+                show.append((path, path, "ro"))
+    else:
+        for name in os.listdir("/"):
+            path = "/" + name
+            if os.path.islink(path):
+                links.append((path, os.readlink(path)))
+            elif name not in ("tmp", "proc", "dev", "sandbox", "etc", "var", "run", "sys"):
+                show.append((path, path, "rw"))
+    for name in (*ETC, *(ETC_ONLINE if online else ())):
+        real = os.path.realpath(f"/etc/{name}")
+        if os.path.exists(real):
+            show.append((real, f"/etc/{name}", "ro"))
+    show.append((protocol.GUEST_DIR, GUEST_DIR, "ro"))
+    return tuple(show), tuple(links)
+
+
+@cache
+def _view(
+    mounts: tuple[tuple[str, str, str], ...],
+    needed: tuple[str, ...],
+    hidden: tuple[str, ...],
+    online: bool,
+    active: frozenset[str],
+) -> tuple[View, tuple[tuple[str, str], ...], tuple[str, ...]]:
+    """(the tree, what the run itself puts into place, where Landlock must allow writing)."""
+    show, links = _system("pivot_root" in active, online)
+    interpreter = find_interpreter(None)
+    places = list(show)
+    for path in sorted({*interpreter.prefixes, *needed}):
+        shown = tuple(destination for _, destination, _ in places)
+        if os.path.exists(path) and not inside_any(path, shown):
+            places.append((os.path.realpath(path), path, "ro"))
+    waiting: list[tuple[str, str]] = []
+    late: list[tuple[str, str]] = []
+    early: list[tuple[str, str, str]] = []
+    for source, destination, mode in (*places, *mounts):
+        private = _private_place(destination)
+        if private is None:
+            early.append((source, destination, mode))
+        else:
+            late.append((f"{root.WAITING}/{len(waiting)}", private))
+            waiting.append((source, mode))
+    writable = tuple(place for _, place, mode in early if mode == "rw")
+    view = View(tuple(early), links, hidden, tuple(waiting))
+    return view, tuple(late), writable
+
+
+def _private_place(path: str) -> str | None:
+    """Where a path really is if every run has its own there, else None."""
+    if inside_any(path, (root.RUN,)):
+        return path
+    for directory, place in _PRIVATE.items():
+        if path.startswith(directory + "/"):
+            return place + path[len(directory) :]
+    return None
