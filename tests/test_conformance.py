@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from belljar.backends import registry
 from belljar.backends.base import Backend
+from belljar.backends.subprocess import SubprocessBackend
+from belljar.linux import probe
 from belljar.testing.conformance import BackendConformance
 
 
@@ -31,6 +35,28 @@ for _name in registry.names():
     if _name not in ABSENT:
         _suite = suite_for(_name)
         globals()[_suite.__name__] = _suite
+
+
+# The same backend as it would be on poorer hosts: what it then claims has to hold as well.
+
+
+@pytest.mark.slow
+class TestSubprocessWithoutNamespaces(BackendConformance):
+    def make_backend(self) -> Backend:
+        return SubprocessBackend(facts=replace(probe.facts(), userns=False, userns_problem="test"))
+
+
+@pytest.mark.slow
+class TestSubprocessWithoutCgroups(BackendConformance):
+    def make_backend(self) -> Backend:
+        return SubprocessBackend(facts=replace(probe.facts(), cgroup=None))
+
+
+@pytest.mark.slow
+class TestSubprocessWithNeither(BackendConformance):
+    def make_backend(self) -> Backend:
+        poor = replace(probe.facts(), userns=False, userns_problem="test", cgroup=None)
+        return SubprocessBackend(facts=poor)
 
 
 @pytest.mark.parametrize("name", registry.names())

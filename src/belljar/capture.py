@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 
 class HeadTail:
     """Keeps at most `cap` bytes of what it is fed, however much that is.
@@ -18,8 +16,7 @@ class HeadTail:
         self._head_cap = cap // 2
         self._tail_cap = cap - self._head_cap
         self._head = bytearray()
-        self._tail: deque[bytes] = deque()
-        self._tail_size = 0
+        self._tail = bytearray()
 
     @property
     def truncated(self) -> bool:
@@ -34,43 +31,41 @@ class HeadTail:
             self._head += data[:room]
             data = data[room:]
         if data:
-            self._tail.append(data[-self._tail_cap :])
-            self._tail_size += len(self._tail[-1])
-            while self._tail_size - len(self._tail[0]) >= self._tail_cap:
-                self._tail_size -= len(self._tail.popleft())
+            # One buffer, however small the pieces are: a list of them would cost more than they.
+            self._tail += data[-self._tail_cap :]
+            del self._tail[: max(0, len(self._tail) - self._tail_cap)]
         return live
 
     def rest(self) -> bytes:
         """After the last `feed`: the tail, behind a marker, as far as `feed` did not return it."""
         if not self.truncated:
             return b""
-        unseen = self.total - self.cap
-        tail = b"".join(self._tail)[-self._tail_cap :]
+        unseen, tail = self.total - self.cap, bytes(self._tail)
         if unseen <= len(tail):
             return tail[-unseen:]
         return _marker(unseen - len(tail)) + tail
 
     def bytes(self) -> bytes:
         """Everything if it fits, else head, a marker with the number of lost bytes, and tail."""
-        tail = b"".join(self._tail)[-self._tail_cap :]
+        head, tail = bytes(self._head), bytes(self._tail)
         if not self.truncated:
-            return bytes(self._head) + tail
-        marker = _marker(self.total - self.cap)
-        if len(marker) >= len(tail):
-            return bytes(self._head) + tail
+            return head + tail
+        dropped = self.total - self.cap
         # The marker itself is paid for from the tail, so its count grows by its own length.
-        marker = _marker(self.total - self.cap + len(marker))
-        return bytes(self._head) + marker + tail[len(marker) :]
+        marker = _marker(dropped + len(_marker(dropped)))
+        marker = _marker(dropped + len(marker))
+        return head + marker + tail[len(marker) :] if len(marker) < len(tail) else head + tail
 
     def text(self) -> str:
-        """`bytes` as text of at most `cap` bytes of UTF-8; undecodable bytes become U+FFFD."""
+        """`bytes` as text of at most `cap` bytes of UTF-8.
+
+        Undecodable bytes become U+FFFD, or "?" where that would not fit.
+        """
         text = self.bytes().decode("utf-8", "replace")
-        size = len(text.encode("utf-8"))
-        if size <= self.cap:
+        if len(text.encode("utf-8")) <= self.cap:
             return text
-        # A bad byte became three: drop from the middle until the whole fits again.
-        keep = self.cap // 6
-        return text[:keep] + text[len(text) - keep :]
+        # A bad byte became three: write it as one, so that the whole fits again.
+        return text.replace("\ufffd", "?")
 
 
 def _marker(dropped: int) -> bytes:

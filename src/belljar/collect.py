@@ -7,7 +7,9 @@ bytes and time. A file with a second hard link is listed but not read: its other
 
 from __future__ import annotations
 
+import errno
 import fnmatch
+import itertools
 import os
 import stat
 import time
@@ -24,7 +26,7 @@ MAX_DEPTH = 64
 _DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 _REGULAR = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
-Stamp = tuple[int, int, int]
+Stamp = tuple[int, ...]  # time of modification, size, inode, time of change
 
 
 def checked_name(where: str, name: object) -> str:
@@ -33,6 +35,11 @@ def checked_name(where: str, name: object) -> str:
         raise RequestError(where, f"{name!r} is not a file name")
     if "\0" in name:
         raise RequestError(where, "a file name contains a NUL byte")
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        problem = f"{name!r} has characters that no file name can have"
+        raise RequestError(where, problem) from None
     parts = name.replace(os.sep, "/").split("/")
     if os.path.isabs(name) or ".." in parts:
         raise RequestError(where, f"{name!r} leaves the work directory", fix="use a relative path")
@@ -70,7 +77,8 @@ def changed_files(
 ) -> Collected:
     """The regular files that are new or different since `before`; contents for `outputs` globs.
 
-    `workdir` is a path or a directory's descriptor. In `before` an inode of 0 stands for any.
+    `workdir` is a path or a directory's descriptor. In `before` an inode of 0 stands for any; the
+    last part of a stamp, which no program can forge, may be missing.
     """
     found = Collected()
     budget = MAX_BYTES
@@ -85,9 +93,10 @@ def changed_files(
             if any(_matches(path, glob) for glob in outputs):
                 if entry.st_nlink > 1:
                     found.warnings.append(f"{path!r} has a second hard link and was not read")
+                elif (data := _read(parent, name, budget)) is None:
+                    found.warnings.append(f"{path!r} could not be read")
                 else:
-                    data = _read(parent, name, budget)
-                    budget -= len(data or b"")
+                    budget -= len(data)
             found.files[path] = File(
                 path=path, size=size, data=data, truncated=data is not None and len(data) < size
             )
@@ -103,13 +112,14 @@ def _matches(path: str, glob: str) -> bool:
 
 
 def _stamp(entry: os.stat_result) -> Stamp:
-    return entry.st_mtime_ns, entry.st_size, entry.st_ino
+    return entry.st_mtime_ns, entry.st_size, entry.st_ino, entry.st_ctime_ns
 
 
 def _unchanged(before: Stamp | None, entry: os.stat_result) -> bool:
     if before is None:
         return False
-    return before[:2] == _stamp(entry)[:2] and before[2] in (0, entry.st_ino)
+    now = _stamp(entry)
+    return before[2] in (0, now[2]) and before[:2] + before[3:] == now[:2] + now[3 : len(before)]
 
 
 def _read(parent: int, name: str, budget: int) -> bytes | None:
@@ -129,7 +139,7 @@ def _read(parent: int, name: str, budget: int) -> bytes | None:
         return bytes(data)
 
 
-def _open_unreadable(name: str, parent: int, flags: int) -> int:
+def _open_unreadable(name: str, parent: int | None, flags: int) -> int:
     """Open an entry that its owner took all rights from, following no link; -1 if we cannot."""
     if not hasattr(os, "O_PATH"):
         return -1
@@ -171,10 +181,10 @@ class _Walk:
             top = os.open(".", _DIRECTORY, dir_fd=self._top)
         else:
             try:
-                top = os.open(self._top, _DIRECTORY)
-            except PermissionError:
-                os.chmod(self._top, 0o700)
-                top = os.open(self._top, _DIRECTORY)
+                top = _open_directory(self._top)
+            except OSError as error:  # without Landlock a program can move its own directory away
+                self._warn(f"the work directory could not be opened: {error.strerror}")
+                return
         self._fds.append(top)
         yield from self._below(top, "", 0)
 
@@ -189,7 +199,10 @@ class _Walk:
                     return
                 name = entry.name
                 path = prefix + name
-                info = os.stat(name, dir_fd=parent, follow_symlinks=False)
+                try:
+                    info = os.stat(name, dir_fd=parent, follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
                 if stat.S_ISREG(info.st_mode):
                     yield path, parent, name, info
                 elif stat.S_ISDIR(info.st_mode):
@@ -216,45 +229,61 @@ class _Walk:
 def remove_tree(path: str) -> None:
     """Delete a directory that a guest wrote: any modes, any depth, never through a link.
 
-    Subdirectories are first moved side by side into one directory of ours, so that neither depth
-    nor path length ever matters.
+    Subdirectories are first moved side by side to the top, so that neither depth nor path length
+    ever matters. A process that is still dying may write meanwhile: what it leaves is deleted, too.
     """
-    if not os.path.lexists(path):
-        return
-    gone = path + ".gone"
-    os.makedirs(gone, 0o700, exist_ok=True)
-    os.rename(path, os.path.join(gone, "0"))
-    pending, moved = ["0"], 0
-    top = os.open(gone, _DIRECTORY)
     try:
+        top = _open_directory(path)
+    except FileNotFoundError:
+        return
+    # Names that no guest can have guessed: what carries one is on our list already.
+    mark = f"gone-{os.urandom(8).hex()}-"
+    numbers = itertools.count()
+    pending: list[str] = []
+    deadline = time.monotonic() + MAX_SECONDS
+    try:
+        _clear(top, top, mark, numbers, pending)
         while pending:
             name = pending.pop()
             directory = _open_directory(name, top)
             try:
-                os.fchmod(directory, 0o700)
-                while names := _some_names(directory):
-                    for child in names:
-                        if _is_directory(child, directory):
-                            moved += 1
-                            # A move rewrites "..", which needs write permission on the directory.
-                            os.close(_open_directory(child, directory, writable=True))
-                            os.rename(child, str(moved), src_dir_fd=directory, dst_dir_fd=top)
-                            pending.append(str(moved))
-                        else:
-                            os.unlink(child, dir_fd=directory)
+                _clear(directory, top, mark, numbers, pending)
             finally:
                 os.close(directory)
-            os.rmdir(name, dir_fd=top)
+            try:
+                os.rmdir(name, dir_fd=top)
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY or time.monotonic() > deadline:
+                    raise
+                pending.append(name)
     finally:
         os.close(top)
-    os.rmdir(gone)
+    os.rmdir(path)
+
+
+def _clear(directory: int, top: int, mark: str, numbers: Iterator[int], pending: list[str]) -> None:
+    """Delete the files of `directory`; its subdirectories go to `top`, their names to `pending`."""
+    os.fchmod(directory, 0o700)
+    while names := _some_names(directory, mark):
+        for name in names:
+            try:
+                if not _is_directory(name, directory):
+                    os.unlink(name, dir_fd=directory)
+                    continue
+                # A move rewrites "..", which needs write permission on the directory.
+                os.close(_open_directory(name, directory, writable=True))
+                place = f"{mark}{next(numbers)}"
+                os.rename(name, place, src_dir_fd=directory, dst_dir_fd=top)
+                pending.append(place)
+            except FileNotFoundError:
+                continue
 
 
 def _is_directory(name: str, parent: int) -> bool:
     return stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
 
 
-def _open_directory(name: str, parent: int, *, writable: bool = False) -> int:
+def _open_directory(name: str, parent: int | None = None, *, writable: bool = False) -> int:
     try:
         fd = os.open(name, _DIRECTORY, dir_fd=parent)
     except PermissionError:
@@ -266,6 +295,7 @@ def _open_directory(name: str, parent: int, *, writable: bool = False) -> int:
     return fd
 
 
-def _some_names(directory: int) -> list[str]:
+def _some_names(directory: int, mark: str) -> list[str]:
     with os.scandir(directory) as entries:
-        return [entry.name for entry, _ in zip(entries, range(10_000), strict=False)]
+        names = (entry.name for entry in entries if not entry.name.startswith(mark))
+        return list(itertools.islice(names, 10_000))

@@ -220,8 +220,7 @@ def _lint(request: Request, policy: Policy) -> Result | None:
         return None
     from . import lint
 
-    own = {name.split("/", 1)[0].removesuffix(".py") for name in request.files}
-    findings = lint.check(request.code, policy.modules, own=own)
+    findings = lint.check_files(request.code, request.files, policy.modules)
     if not findings:
         return None
     return Result(

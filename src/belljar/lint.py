@@ -107,7 +107,7 @@ def report(findings: Iterable[Finding]) -> str:
     lines.append('To turn this check off: modules="any".')
     lines.append(
         "This check is a lint: it reads the source and catches mistakes, not attackers."
-        " The sandbox is the boundary."
+        " The boundary is the backend, if that is one."
     )
     return "\n".join(lines)
 

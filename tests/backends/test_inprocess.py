@@ -455,6 +455,35 @@ def test_a_program_past_its_time_is_ended(code: str) -> None:
     assert time.monotonic() - started < GENEROUS
 
 
+@pytest.fixture
+def traced() -> Iterator[Callable[..., Any]]:
+    """The calling thread under a tracer, as with a debugger."""
+
+    def trace(frame: Any, event: str, arg: Any) -> Any:
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    yield trace
+    sys.settrace(before)
+
+
+def test_a_debugger_does_not_keep_a_program_alive(
+    traced: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inprocess_run, "_GRACE", 0.05)
+    native = "import threading\nlock = threading.Lock()\nlock.acquire()\nlock.acquire(timeout=1)"
+    before = set(threading.enumerate())
+    for code, survivors in (("while True: pass", 0), (native, 1), ("while True: pass", 0)):
+        result = run(code, timeout=0.1)
+        assert result.kill is not None
+        assert (result.status, result.kill.survivors) == (Status.TIMEOUT, survivors)
+    assert sys.gettrace() is traced
+    for thread in set(threading.enumerate()) - before:
+        thread.join(GENEROUS)
+        assert not thread.is_alive()
+
+
 def test_without_the_watchdog_time_is_not_held() -> None:
     code = "import time; time.sleep(0.3); 'woke'"
     assert run(code, timeout=0.1, disable=("watchdog",)).value == "woke"

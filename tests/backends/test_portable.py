@@ -131,14 +131,15 @@ def test_without_the_search_for_descendants_the_daemon_survives_and_is_counted(t
     assert any("survived" in warning for warning in result.warnings)
 
 
-def test_a_daemon_that_changed_its_environment_unseen_is_counted_as_a_survivor(
+def test_a_daemon_that_changed_its_environment_is_gone_or_counted_as_a_survivor(
     jar: OpenJar, token: str
 ) -> None:
-    """The limit of this backend: what it cannot find it at least does not deny."""
+    """The limit of this backend: what no look has shown it cannot kill, but does not deny."""
     result = jar.run(DAEMON.format(token=token, env=CHANGES))
+    left = len(marked_processes(token))
     assert result.kill is not None
-    assert result.kill.survivors == len(marked_processes(token)) == 1
-    assert any("survived" in warning for warning in result.warnings)
+    assert result.kill.survivors == left
+    assert any("survived" in warning for warning in result.warnings) == bool(left)
 
 
 def test_a_chain_of_forks_that_ps_cannot_see_is_not_denied(jar: OpenJar, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ class Run:
 
     @property
     def error_type(self) -> str | None:
-        return self.report.error and self.report.error.type
+        return None if self.report.error is None else self.report.error.type
 
     @property
     def traceback(self) -> str:

@@ -158,11 +158,7 @@ class Guard:
 
         It is SystemExit, which ends a thread without a word, and nothing that is derived from it.
         """
-        for thread in self.alive():
-            if thread.ident is not None:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                    ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)
-                )
+        _throw([ctypes.c_ulong(thread.ident or 0) for thread in self.alive()])
 
     # -- what the audit hook asks ----------------------------------------------------------------
 
@@ -199,6 +195,30 @@ class Guard:
             raise PermissionError(errno.EACCES, "hidden by the policy", path)
 
 
+class _Nudge(BaseException):
+    """From a thread to itself."""
+
+
+def _throw(threads: list[ctypes.c_ulong]) -> None:
+    """Make SystemExit the exception that is pending in each of `threads`.
+
+    In CPython 3.11, calling a function that is traced (by a debugger, for coverage) spins for as
+    long as an exception is pending in another thread; in native code that may be long. Taking an
+    exception of our own removes the mark that does it; the other thread finds its exception without
+    the mark, when it next gives up the interpreter's lock. In between nothing may be called.
+    """
+    throw, me = ctypes.pythonapi.PyThreadState_SetAsyncExc, ctypes.c_ulong(threading.get_ident())
+    leave, nudge = ctypes.py_object(SystemExit), ctypes.py_object(_Nudge)
+    traced = sys.version_info < (3, 12) and sys.gettrace() is not None
+    try:
+        for thread in threads:
+            throw(thread, leave)
+        # On one line, so that it arrives here and not in a tracer that is told of the next line.
+        while traced: throw(me, nudge)  # noqa: E701  # fmt: skip
+    except _Nudge:
+        return
+
+
 def _real(path: Any, dir_fd: object, *, follow: bool) -> str | None:
     """The path without links; None for a descriptor, which was judged when it was opened."""
     if path is None or isinstance(path, int):
@@ -233,6 +253,10 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
     guard = guard_of_this_thread()
     if guard is not None:
         guard.judge(event, args)
+
+
+# Without this neither a debugger nor coverage sees what happens in a hook.
+_audit.__cantrace__ = True  # type: ignore[attr-defined]
 
 
 def guard_of_this_thread() -> Guard | None:

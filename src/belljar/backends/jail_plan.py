@@ -65,14 +65,18 @@ _INODES_LEAST, _BYTES_AN_INODE = 4096, 16384
 _WATCH_EVERY = 0.02
 
 
+# (relative path, what): "ro" closes a part of a mount for writing, "hide" covers it.
+Inside = tuple[tuple[str, str], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """The file tree of a jail: see `linux/root.py`."""
 
-    show: tuple[tuple[str, str, str], ...]
+    show: tuple[tuple[str, str, str, Inside], ...]
     links: tuple[tuple[str, str], ...]
     hide: tuple[str, ...]
-    waiting: tuple[tuple[str, str], ...]
+    waiting: tuple[tuple[str, str, Inside], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,7 @@ class Shape:
     disk: int
     inodes: int
     own_network: bool
+    tcp: bool
     families: tuple[int, ...]
     memfd: bool
     affinity: bool
@@ -112,6 +117,7 @@ class Shape:
             "disk": self.disk,
             "inodes": self.inodes,
             "own_network": self.own_network,
+            "tcp": self.tcp,
             "filter": (self.families, self.memfd, self.affinity),
             "affinity": cores,
             "rlimits": self.rlimits,
@@ -364,6 +370,7 @@ def _shape(
         disk=size,
         inodes=_inodes(size),
         own_network=own_network,
+        tcp=own_network or policy.network.mode == "any",
         families=families,
         memfd=grouped,
         affinity=grouped,
@@ -476,19 +483,31 @@ def _view(
         shown = tuple(destination for _, destination, _ in places)
         if os.path.exists(path) and not inside_any(path, shown):
             places.append((os.path.realpath(path), path, "ro"))
-    waiting: list[tuple[str, str]] = []
+    waiting: list[tuple[str, str, Inside]] = []
     late: list[tuple[str, str]] = []
-    early: list[tuple[str, str, str]] = []
+    early: list[tuple[str, str, str, Inside]] = []
+    closed = tuple(source for source, _, mode in mounts if mode == "ro")
     for source, destination, mode in (*places, *mounts):
+        inside = [(_below(path, source), "hide") for path in _real(hidden) if inside_any(path, (source,))]
+        if mode == "rw":
+            inside += [(_below(path, source), "ro") for path in closed if path.startswith(source + "/")]
         private = _private_place(destination)
         if private is None:
-            early.append((source, destination, mode))
+            early.append((source, destination, mode, tuple(inside)))
         else:
             late.append((f"{root.WAITING}/{len(waiting)}", private))
-            waiting.append((source, mode))
-    writable = tuple(place for _, place, mode in early if mode == "rw")
+            waiting.append((source, mode, tuple(inside)))
+    writable = tuple(place for _, place, mode, _ in early if mode == "rw")
     view = View(tuple(early), links, hidden, tuple(waiting))
     return view, tuple(late), writable
+
+
+def _real(paths: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(each for path in paths for each in (path, os.path.realpath(path))))
+
+
+def _below(path: str, directory: str) -> str:
+    return os.path.relpath(path, directory)
 
 
 def _private_place(path: str) -> str | None:

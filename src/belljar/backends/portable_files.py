@@ -19,7 +19,7 @@ from ..types import File
 
 def snapshot(workdir: str) -> dict[str, Stamp]:
     """As `collect.snapshot`."""
-    return {path: _stamp(info) for path, _, info in _files(workdir, [])}
+    return {path: collect._stamp(info) for path, _, info in _files(workdir, [])}
 
 
 def changed_files(workdir: str, before: Mapping[str, Stamp], outputs: tuple[str, ...]) -> Collected:
@@ -27,7 +27,7 @@ def changed_files(workdir: str, before: Mapping[str, Stamp], outputs: tuple[str,
     found = Collected()
     budget = collect.MAX_BYTES
     for path, full, info in _files(workdir, found.warnings):
-        if before.get(path) == _stamp(info):
+        if before.get(path) == collect._stamp(info):
             continue
         if len(found.files) >= collect.MAX_FILES:
             found.warnings.append(f"only the first {collect.MAX_FILES} changed files are listed")
@@ -104,10 +104,6 @@ def _is_link(info: os.stat_result) -> bool:
 
 def _is_directory(info: os.stat_result) -> bool:
     return stat.S_ISDIR(info.st_mode) and not _is_link(info)
-
-
-def _stamp(info: os.stat_result) -> Stamp:
-    return info.st_mtime_ns, info.st_size, info.st_ino
 
 
 def _read(path: str, budget: int) -> bytes | None:

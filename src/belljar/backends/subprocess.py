@@ -30,10 +30,8 @@ import re
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from .. import collect
@@ -42,8 +40,8 @@ from ..events import Displayed, Emit
 from ..guest import protocol
 from ..policy import Isolation, Policy
 from ..report import Report, run_frame
-from ..types import Display, KillProof, Request, Result, Usage
-from . import process_plan
+from ..types import Display, KillProof, Request, Result, Usage, new_id
+from . import process_plan, run_directory
 from .base import Availability, Cancel, Plan, refuse_unless_held
 from .process_plan import Spec
 from .supervise import Ended, Watch
@@ -54,11 +52,14 @@ if TYPE_CHECKING:
     from ..linux.probe import HostFacts
 
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+# Appended: what is installed beside us must not stand in front of the standard library.
 _LAUNCH = (
-    "import sys; sys.path.insert(0, {parent!r}); from belljar.linux.launch import main; main({fd})"
+    "import sys; sys.path.append({parent!r}); from belljar.linux.launch import main; main({fd})"
 )
-_RUN_DIRECTORY = re.compile(r"belljar-(\d+)-\w+(\.gone)?")
+_ID = re.compile(r"[0-9]{1,10}")
 _NO_CAP = 1 << 40
+_SEND_SECONDS = 30.0  # a supervisor that has not read its message by then is broken
+_END_SECONDS = 10.0  # and so is one that has not ended the tree after we hung up
 
 
 class SubprocessBackend:
@@ -139,17 +140,26 @@ class SubprocessBackend:
 
         report = Report(on_display=show)
         program = run_frame(request, spec.file or "") if spec.worker else b""
-        with self._directory() as root, ExitStack() as cleanup:
-            work = self._fill(root, request, spec)
-            before = collect.snapshot(work)
-            group = self._group(plan)
-            if group is not None:
-                cleanup.callback(group.remove)
-            watch, supervisor = self._start(plan, root, program, group, report, emit, cancel)
+        files = dict(request.files)
+        if spec.file and request.code is not None:
+            files[spec.file] = request.code.encode("utf-8", "surrogatepass")
+        with ExitStack() as cleanup:
+            try:
+                root = cleanup.enter_context(run_directory.made())
+                work = run_directory.fill(root, files, spec.links, self.user)
+                before = collect.snapshot(work)
+                group = self._group(plan)
+                if group is not None:
+                    cleanup.callback(group.remove)
+                watch, supervisor = self._start(plan, root, program, group, report, emit, cancel)
+            except OSError as error:
+                raise BackendFailed(
+                    f"the run could not be set up: {error}", retryable=True
+                ) from error
             try:
                 ended = watch.until_gone()
             except BaseException:
-                supervisor.kill()
+                _wait_for_end(supervisor)
                 if group is not None:
                     group.kill()
                 raise
@@ -171,33 +181,6 @@ class SubprocessBackend:
 
     # -- before the run --------------------------------------------------------------------------
 
-    @contextmanager
-    def _directory(self) -> Iterator[str]:
-        root = tempfile.mkdtemp(prefix=f"belljar-{os.getpid()}-")
-        try:
-            yield root
-        finally:
-            collect.remove_tree(root)
-
-    def _fill(self, root: str, request: Request, spec: Spec) -> str:
-        """Make work/ and tmp/ below `root`, with the program, its inputs and its links."""
-        work = os.path.join(root, "work")
-        for path in (work, os.path.join(root, "tmp")):
-            os.mkdir(path, 0o700)
-        collect.write_inputs(work, request.files)
-        if spec.file and request.code is not None:
-            collect.write_inputs(work, {spec.file: request.code.encode("utf-8", "surrogatepass")})
-        for name, target in spec.links:
-            link = os.path.join(work, collect.checked_name("mounts.dst", name))
-            os.makedirs(os.path.dirname(link), exist_ok=True)
-            os.symlink(target, link)
-        if self.user:
-            os.chmod(root, 0o711)
-            for directory, names, files in os.walk(root):
-                for name in (*names, *files):
-                    os.chown(os.path.join(directory, name), *self.user, follow_symlinks=False)
-        return work
-
     def _group(self, plan: Plan) -> Group | None:
         if "cgroup" not in plan.spec.layers or self.facts.cgroup is None:
             return None
@@ -208,7 +191,7 @@ class SubprocessBackend:
         processes = limits.processes + ("namespaces" in plan.spec.layers)
         return Group(
             self.facts.cgroup,
-            plan.request.id,
+            new_id(),  # not the request's: one request may be run many times at once
             memory=limits.memory,
             processes=processes,
             cpus=limits.cpus,
@@ -226,49 +209,56 @@ class SubprocessBackend:
     ) -> tuple[Watch, subprocess.Popen[bytes]]:
         """Start the supervisor and hand it its message; from then on the Watch owns our ends."""
         request, spec, limits = plan.request, plan.spec, plan.policy.limits
-        control, their_control = socket.socketpair()
-        frames, their_frames = socket.socketpair() if spec.worker else (None, None)
-        stdin, their_stdin = _input_pipe(request.stdin)
-        stdout, their_stdout = os.pipe()
-        stderr, their_stderr = os.pipe()
-        theirs = [end.fileno() for end in (their_control, their_frames) if end is not None]
-        supervisor = subprocess.Popen(
-            [
-                sys.executable, "-I", "-S", "-c",
-                _LAUNCH.format(parent=_PACKAGE_PARENT, fd=their_control.fileno()),
-            ],
-            stdin=their_stdin,
-            stdout=their_stdout,
-            stderr=their_stderr,
-            pass_fds=theirs,
-            env={},
-            cwd="/",
-            start_new_session=True,
-        )  # fmt: skip
-        frame_fd = their_frames.fileno() if their_frames is not None else -1
-        message = marshal.dumps(self._message(plan, root, frame_fd, group))
-        for fd in (their_stdin, their_stdout, their_stderr):
-            os.close(fd)
-        for end in (their_control, their_frames):
-            if end is not None:
-                end.close()
-        control.sendall(len(message).to_bytes(4, "big") + message)
-        watch = Watch(
-            run=request.id,
-            control=control,
-            frames=frames,
-            program=program,
-            stdout=stdout,
-            stderr=stderr,
-            stdin=stdin,
-            data=request.stdin,
-            timeout=limits.timeout,
-            output_cap=limits.output if "output_cap" in spec.layers else _NO_CAP,
-            report=report,
-            emit=emit,
-            cancel=cancel,
-            on_kill=group.release if group is not None else lambda: None,
-        )
+        with ExitStack() as ours, ExitStack() as theirs:
+            control, their_control = _socket_pair(ours, theirs)
+            frames, their_frames = _socket_pair(ours, theirs) if spec.worker else (None, None)
+            stdin = None
+            if request.stdin:
+                their_stdin, stdin = _pipe(theirs, ours)
+            else:  # no input is an empty file, not a pipe to wait on
+                their_stdin = os.open(os.devnull, os.O_RDONLY)
+                theirs.callback(os.close, their_stdin)
+            stdout, their_stdout = _pipe(ours, theirs)
+            stderr, their_stderr = _pipe(ours, theirs)
+            passed = [end.fileno() for end in (their_control, their_frames) if end is not None]
+            frame_fd = their_frames.fileno() if their_frames is not None else -1
+            message = marshal.dumps(self._message(plan, root, frame_fd, group))
+            supervisor = subprocess.Popen(
+                [
+                    sys.executable, "-I", "-S", "-c",
+                    _LAUNCH.format(parent=_PACKAGE_PARENT, fd=their_control.fileno()),
+                ],
+                stdin=their_stdin,
+                stdout=their_stdout,
+                stderr=their_stderr,
+                pass_fds=passed,
+                env={},
+                cwd="/",
+                start_new_session=True,
+            )  # fmt: skip
+            theirs.close()
+            ours.callback(_wait_for_end, supervisor)
+            ours.callback(control.close)  # comes first: it is what the supervisor waits for
+            control.settimeout(_SEND_SECONDS)
+            control.sendall(len(message).to_bytes(4, "big") + message)
+            control.settimeout(None)
+            watch = Watch(
+                run=request.id,
+                control=control,
+                frames=frames,
+                program=program,
+                stdout=stdout,
+                stderr=stderr,
+                stdin=stdin,
+                data=request.stdin,
+                timeout=limits.timeout,
+                output_cap=limits.output if "output_cap" in spec.layers else _NO_CAP,
+                report=report,
+                emit=emit,
+                cancel=cancel,
+                on_kill=group.release if group is not None else lambda: None,
+            )
+            ours.pop_all()
         return watch, supervisor
 
     def _message(self, plan: Plan, root: str, frame_fd: int, group: Group | None) -> dict[str, Any]:
@@ -335,12 +325,7 @@ class SubprocessBackend:
         if self._swept:
             return
         self._swept = True
-        base = tempfile.gettempdir()
-        for name in os.listdir(base):
-            match = _RUN_DIRECTORY.fullmatch(name)
-            path = os.path.join(base, name)
-            if match and not os.path.exists(f"/proc/{match[1]}") and _is_ours(path):
-                collect.remove_tree(path)
+        run_directory.sweep()
         if self.facts.cgroup is not None and "cgroup" not in self.disabled:
             from ..linux import cgroup
 
@@ -408,24 +393,37 @@ def _finish(
     )
 
 
-def _input_pipe(data: bytes) -> tuple[int | None, int]:
-    """(our end or None, the guest's end); no input is an empty file, not a pipe to wait on."""
-    if not data:
-        return None, os.open(os.devnull, os.O_RDONLY)
-    theirs, ours = os.pipe()
-    return ours, theirs
+def _socket_pair(ours: ExitStack, theirs: ExitStack) -> tuple[socket.socket, socket.socket]:
+    here, there = socket.socketpair()
+    ours.callback(here.close)
+    theirs.callback(there.close)
+    return here, there
+
+
+def _pipe(readers: ExitStack, writers: ExitStack) -> tuple[int, int]:
+    reader, writer = os.pipe()
+    readers.callback(os.close, reader)
+    writers.callback(os.close, writer)
+    return reader, writer
+
+
+def _wait_for_end(supervisor: subprocess.Popen[bytes]) -> None:
+    """After we closed its control socket: it kills the tree, waits for it, and ends.
+
+    Killing it at once would leave that to the kernel, which does it only for a pid namespace.
+    """
+    try:
+        supervisor.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        supervisor.kill()
+        supervisor.wait()
 
 
 def _user(text: str) -> tuple[int, int]:
-    """ "1000:1000" as (uid, gid). Root is not a user to run guests as."""
+    """ "1000:1000" as (uid, gid). Root is not a user, or a group, to run guests as."""
     uid, _, gid = text.partition(":")
-    if not (uid.isdigit() and (gid or uid).isdigit()) or int(uid) == 0:
+    ids = [int(word) if _ID.fullmatch(word) else 0 for word in (uid, gid or uid)]
+    # The largest number means "leave it as it is" to the kernel.
+    if not all(0 < number < 2**32 - 1 for number in ids):
         raise ConfigError("user", f"{text!r} is not UID:GID of an unprivileged user")
-    return int(uid), int(gid or uid)
-
-
-def _is_ours(path: str) -> bool:
-    try:
-        return os.lstat(path).st_uid == os.geteuid()
-    except FileNotFoundError:
-        return False
+    return ids[0], ids[1]

@@ -98,7 +98,8 @@ class Watch:
                 left = self._deadline - time.monotonic()
                 if left <= 0 and self._out_of_time():
                     break
-                for fd, events in self._poll.poll(max(0.0, left) * 1000):
+                # A long time is waited for in pieces: poll takes no more than 24 days.
+                for fd, events in self._poll.poll(min(max(0.0, left), 3600) * 1000):
                     self._handle(fd, events)
         finally:
             self._close()
@@ -170,7 +171,7 @@ class Watch:
         self._lines += piece
         *lines, self._lines = self._lines.split(b"\n")
         for line in lines:
-            word, _, rest = line.decode().partition(" ")
+            word, _, rest = line.decode("utf-8", "replace").partition(" ")
             if word == "started":
                 self._started = True
                 if self.reason:  # cancelled before it began: the kill waits in the socket

@@ -129,6 +129,7 @@ class Zygote:
                 "links": view.links,
                 "hide": view.hide,
                 "waiting": view.waiting,
+                "probe": "landlock" in outer.layers,
             },
             "layers": outer.layers,
             "worker": outer.worker,

@@ -45,7 +45,7 @@ def bundle(obj: object) -> dict[str, str]:
 
 
 def plain(obj: object) -> str:
-    """`repr(obj)`, of large containers only the first items: all of it might not fit into memory."""
+    """`repr(obj)`, but of large containers the first items only: all might not fit into memory."""
     try:
         if type(obj).__module__ == "builtins":
             import reprlib

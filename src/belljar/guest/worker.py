@@ -207,7 +207,7 @@ class Interpreter:
 
         wire = None
         try:
-            wire = values.encode(value)
+            wire = values.encode(value, protocol.MAX_FRAME, protocol.MAX_NODES)
             payload = protocol.dumps(wire)
             protocol.check_shape(payload)
             crossed = self._channel.send(protocol.VALUE, payload)

@@ -1,13 +1,14 @@
 """Control groups: one group a run, made where this process may make one, version 1 or 2.
 
 A run joins its group by writing to descriptors that were opened beforehand, so that the process
-which joins needs no rights on the cgroup file system. Names carry our process id: `sweep` removes
-the groups of processes that are no longer there.
+which joins needs no rights on the cgroup file system. Names carry our process id, and a lock on the
+group lives as long as its maker: `sweep` removes the groups of processes that are no longer there.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import time
@@ -76,7 +77,7 @@ def _first_writable(mount: str, own: str, needed: tuple[str, ...]) -> str | None
     parts = [part for part in own.split("/") if part and part != ".."]
     while True:
         directory = os.path.join(mount, *parts)
-        trial = os.path.join(directory, f"belljar-{os.getpid()}-0")
+        trial = os.path.join(directory, f"belljar-{os.getpid()}-{os.urandom(4).hex()}")
         try:
             os.mkdir(trial)
         except OSError:
@@ -104,15 +105,19 @@ class Group:
         quota = max(1000, int(cpus * period))
         self._released, self._processes, self._quota = False, processes, quota
         self._earlier = {"oom_kill": 0, "max": 0}
+        self._lock = -1
         try:
             for path in self._paths:
                 os.mkdir(path)
+            self._lock = os.open(self._paths[0], os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
             self._write(self._pids, "pids.max", str(processes))
             if home.version == 1:
                 self._write(self._memory, "memory.limit_in_bytes", str(memory))
                 self._write_if_there(self._memory, "memory.memsw.limit_in_bytes", str(memory))
                 self._write(self._cpu, "cpu.cfs_period_us", str(period))
-                self._write(self._cpu, "cpu.cfs_quota_us", str(quota))
+                # Refused where a group above has less: then that quota is the one that holds.
+                self._write_if_there(self._cpu, "cpu.cfs_quota_us", str(quota))
             else:
                 self._write(self._memory, "memory.max", str(memory))
                 self._write_if_there(self._memory, "memory.swap.max", "0")
@@ -178,10 +183,13 @@ class Group:
                 continue
 
     def members(self) -> list[int]:
-        return [int(line) for line in self._read(self._pids, "cgroup.procs").split()]
+        return _members(self._pids)
 
     def remove(self) -> None:
         """Delete the group; a member that is still dying is waited for, briefly."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
         for path in self._paths:
             _remove(path)
 
@@ -231,18 +239,43 @@ def _remove(path: str, seconds: float = 5.0) -> None:
             return
 
 
+def _members(path: str) -> list[int]:
+    with open(os.path.join(path, "cgroup.procs")) as file:
+        # A process that is not in our pid namespace is listed as 0, which to kill() means ourselves.
+        return [pid for pid in map(int, file.read().split()) if pid > 0]
+
+
 def sweep(home: Home) -> None:
-    """Kill and remove the groups that crashed processes of ours left behind."""
-    for directory in home.directories:
-        for name in os.listdir(directory):
-            match = _NAME.fullmatch(name)
-            if not match or os.path.exists(f"/proc/{match[1]}"):
+    """Kill and remove the groups that crashed processes of ours left behind.
+
+    The lock is on the first directory only, and its answer goes for the others of that name.
+    """
+    for name in os.listdir(home.directories[0]):
+        match = _NAME.fullmatch(name)
+        if not match or os.path.exists(f"/proc/{match[1]}"):
+            continue
+        paths = [os.path.join(directory, name) for directory in home.directories]
+        try:
+            lock = os.open(paths[0], os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for path in paths:
+                _sweep_one(path)
+        except BlockingIOError:  # its maker lives, in a pid namespace that we do not see
+            continue
+        finally:
+            os.close(lock)
+
+
+def _sweep_one(path: str) -> None:
+    try:
+        for pid in _members(path):
+            try:
+                os.kill(pid, 9)
+            except ProcessLookupError:
                 continue
-            path = os.path.join(directory, name)
-            with open(os.path.join(path, "cgroup.procs")) as file:
-                for pid in file.read().split():
-                    try:
-                        os.kill(int(pid), 9)
-                    except ProcessLookupError:
-                        continue
-            _remove(path)
+    except FileNotFoundError:  # another sweep was here
+        return
+    _remove(path)

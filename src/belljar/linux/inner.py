@@ -60,6 +60,7 @@ class Settled:
         self.groups: dict[str, list[int]] = {}
         self.worker: Callable[[int], None] | None = None
         self.reseed: Callable[[], None] | None = None
+        self.rehearse: Callable[[], None] | None = None
         self.modules: frozenset[str] = frozenset()
         self.layers: frozenset[str] = frozenset()
 
@@ -273,7 +274,7 @@ def _be_guest(
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
         for fd in settled.groups.get(shape["group"], ()):
             os.write(fd, b"0")
-        ruleset = settled.rulesets.get(shape["own_network"], -1)
+        ruleset = settled.rulesets.get(shape["tcp"], -1)
         # Out of the way of each other first, then side by side from 0 on.
         kept = [_high(fd) for fd in (*own, ready, ruleset) if fd >= 0]
         for number, fd in enumerate(kept):
@@ -282,6 +283,8 @@ def _be_guest(
         syscalls.close_from(len(kept))
         _lose_everything(shape, settled, ruleset)
         _check(settled)
+        if settled.rehearse is not None:
+            settled.rehearse()
         os.write(ready, b"ready")
         syscalls.close_from(FRAMES + 1)
     except BaseException as error:
@@ -362,7 +365,7 @@ def _check(settled: Settled) -> None:
             wrong.append("seccomp")
         elif not _refused(lambda: syscalls.unshare(syscalls.CLONE_NEWUSER)):
             wrong.append("seccomp rules")
-    if "landlock" in on and not _refused(lambda: os.close(os.open(root.PROBE, os.O_WRONLY))):
+    if "landlock" in on and not _refused(_write_to_probe):
         wrong.append("Landlock")
     if "pivot_root" in on and os.path.exists("/old"):
         wrong.append("own root")
@@ -370,6 +373,10 @@ def _check(settled: Settled) -> None:
         wrong.append("work directory")
     if wrong:
         raise OSError(0, f"these protections are not on: {', '.join(wrong)}")
+
+
+def _write_to_probe() -> None:
+    os.close(os.open(root.PROBE, os.O_RDWR | os.O_NONBLOCK))
 
 
 def _refused(attempt: Callable[[], None]) -> bool:

@@ -39,7 +39,7 @@ import select
 import sys
 import time
 
-from . import landlock, namespaces, seccomp, syscalls
+from . import landlock, namespaces, seccomp, syscalls, tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,13 +48,24 @@ if TYPE_CHECKING:
 
 def main(control: int) -> None:
     """Read the launch message from `control`, run one guest, report, exit."""
-    _signal.pthread_sigmask(_signal.SIG_SETMASK, [])
+    _reset_signals()
     spec = _read_message(control)
     try:
         Run(control, spec).supervise()
     except Exception as error:  # noqa: BLE001 - whatever it is, the host must hear of it
         _say(control, f"failed {type(error).__name__}: {error}")
     os._exit(0)  # nothing to finalise, and the host is waiting
+
+
+def _reset_signals() -> None:
+    """Whatever the host ignores, blocks or handles, the run begins like any process.
+
+    Python's own handler for SIGINT must go, too: init would let the guest end it by that signal.
+    """
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, [])
+    for number in range(1, _signal.NSIG):
+        if number not in (_signal.SIGKILL, _signal.SIGSTOP, _signal.SIGPIPE, 32, 33):
+            _signal.signal(number, _signal.SIG_DFL)
 
 
 def _read_message(control: int) -> dict[str, Any]:
@@ -76,7 +87,7 @@ def _read_exactly(fd: int, size: int) -> bytes:
 
 def _say(control: int, line: str) -> None:
     try:
-        os.write(control, line.replace("\n", " ").encode() + b"\n")
+        os.write(control, line.replace("\n", " ").encode("utf-8", "replace") + b"\n")
     except BrokenPipeError:  # the host is gone; what remains is to end
         return
 
@@ -98,6 +109,8 @@ class Run:
             os.setgroups([])
             os.setresgid(gid, gid, gid)
             os.setresuid(uid, uid, uid)
+            if os.getresuid() != (uid, uid, uid) or os.getresgid() != (gid, gid, gid):
+                raise OSError(1, f"could not become user {uid}:{gid}")
             syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # else /proc/self/uid_map is root's
         if spec["namespaces"]:
             namespaces.enter(network=spec["empty_network"])
@@ -155,9 +168,10 @@ class Run:
                 syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
             self._become_guest()
         except OSError as error:
-            os.write(error_writer, str(error).encode())
+            os.write(error_writer, str(error).encode("utf-8", "replace"))
         except Exception as error:  # noqa: BLE001 - reported by the parent, then to the host
-            os.write(error_writer, f"{type(error).__name__}: {error}".encode())
+            told = f"{type(error).__name__}: {error}"
+            os.write(error_writer, told.encode("utf-8", "replace"))
         os._exit(120)
 
     def _arrange_mounts(self) -> None:
@@ -185,20 +199,20 @@ class Run:
         os.umask(0o077)
         if spec["affinity"]:
             os.sched_setaffinity(0, spec["affinity"])
-        for number, value in spec["rlimits"]:
-            # An operator's own limit may be lower than ours: then it stays.
-            hard = resource.getrlimit(number)[1]
-            least = value if hard == resource.RLIM_INFINITY else min(value, hard)
-            resource.setrlimit(number, (least, least))
         if spec["drop_capabilities"]:
             syscalls.drop_capabilities()
         syscalls.no_new_privileges()
         if spec["landlock"]:
             landlock.restrict(spec["read_only"], spec["read_write"], spec["devices"])
-        for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # Python ignores them; others should not
-            _signal.signal(number, _signal.SIG_DFL)
+        _signal.signal(_signal.SIGPIPE, _signal.SIG_DFL)  # Python ignores it; others should not
         if spec["frame_fd"] >= 0:
             os.set_inheritable(spec["frame_fd"], True)
+        # Last but the filter: a small limit on descriptors is the guest's to run into, not ours.
+        for number, value in spec["rlimits"]:
+            # An operator's own limit may be lower than ours: then it stays.
+            hard = resource.getrlimit(number)[1]
+            least = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(number, (least, least))
         if spec["seccomp"]:
             seccomp.install(spec["seccomp"])
         os.execve(spec["argv"][0], spec["argv"], spec["env"])
@@ -227,7 +241,7 @@ class Run:
 
     def _over(self, watch: dict[str, Any]) -> bool:
         """Whether the tree is past a limit that only we hold."""
-        members = descendants()
+        members = tree.descendants()
         if (
             watch["processes"]
             and len(members) - (1 if self.spec["namespaces"] else 0) > watch["processes"]
@@ -235,33 +249,34 @@ class Run:
             self.reason = "pids"
         elif watch["memory"] and self._memory(members, watch["memory"]) > watch["memory"]:
             self.reason = "oom"
-        elif watch["cpu"] and _cpu_seconds(members) > watch["cpu"]:
+        elif watch["cpu"] and tree.cpu_seconds(members) > watch["cpu"]:
             self.reason = "cpu"
         elif (
             watch["disk"]
-            and self._disk_due()
-            and _disk_use(watch["paths"], watch["disk"]) > watch["disk"]
+            and time.monotonic() >= self._next_disk_look
+            and self._disk_use(watch["paths"], watch["disk"]) > watch["disk"]
         ):
             self.reason = "disk"
         return bool(self.reason)
 
     _next_disk_look = 0.0
 
-    def _disk_due(self) -> bool:
+    def _disk_use(self, paths: list[str], enough: int) -> int:
         # Looking costs a stat a file: often enough to matter, seldom enough not to be the load.
-        now = time.monotonic()
-        if now < self._next_disk_look:
-            return False
-        self._next_disk_look = now + 0.2
-        return True
+        began = time.monotonic()
+        used = tree.disk_use(paths, enough)
+        ended = time.monotonic()
+        self._next_disk_look = ended + max(0.2, 4 * (ended - began))
+        return used
 
     def _memory(self, members: list[int], limit: int) -> int:
         # Resident sizes count shared pages many times: cheap, and an upper bound.
         total = (
-            sum(_first_number(f"/proc/{pid}/statm", 1) for pid in members) * resource.getpagesize()
+            sum(tree.first_number(f"/proc/{pid}/statm", 1) for pid in members)
+            * resource.getpagesize()
         )
         if total > limit:
-            total = sum(_proportional_size(pid) for pid in members)
+            total = sum(tree.proportional_size(pid) for pid in members)
         self.peak = max(self.peak, total)
         return total
 
@@ -271,7 +286,7 @@ class Run:
             return
         deadline = time.monotonic() + 5
         while time.monotonic() < deadline:
-            members = descendants() if self.spec["subreaper"] else [self.child]
+            members = tree.descendants() if self.spec["subreaper"] else [self.child]
             for pid in members:
                 try:
                     os.kill(pid, 9)
@@ -303,7 +318,9 @@ class Run:
                 raw = answer.read()
             return (int(raw) if raw else init_status), 0
         self._kill()
-        return self._guest_status, len(descendants()) if self.spec["subreaper"] else 0
+        if self._guest_status < 0:
+            raise OSError(16, "the guest does not die")
+        return self._guest_status, len(tree.descendants()) if self.spec["subreaper"] else 0
 
 
 def _be_init(guest: int, status_writer: int, frame_fd: int) -> NoReturn:
@@ -324,76 +341,6 @@ def _forget_stdio() -> None:
     for fd in (0, 1, 2):
         os.dup2(null, fd)
     os.close(null)
-
-
-def descendants() -> list[int]:
-    """Every living descendant of this process."""
-    found: list[int] = []
-    pending = [os.getpid()]
-    while pending:
-        pid = pending.pop()
-        try:
-            threads = os.listdir(f"/proc/{pid}/task")
-        except OSError:  # it ended while we looked
-            continue
-        for thread in threads:
-            try:
-                with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
-                    children = [int(word) for word in file.read().split()]
-            except OSError:
-                continue
-            found += children
-            pending += children
-    return found
-
-
-def _first_number(path: str, index: int) -> int:
-    try:
-        with open(path, "rb") as file:
-            return int(file.read().split()[index])
-    except (OSError, IndexError):  # the process ended while we looked
-        return 0
-
-
-def _proportional_size(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
-            for line in file:
-                if line.startswith(b"Pss:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        return 0
-    return 0
-
-
-def _cpu_seconds(members: list[int]) -> float:
-    ticks = os.sysconf("SC_CLK_TCK")
-    total = 0
-    for pid in members:
-        try:
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                fields = file.read().rsplit(b")", 1)[1].split()
-        except (OSError, IndexError):
-            continue
-        total += sum(int(fields[index]) for index in (11, 12, 13, 14))
-    return total / ticks
-
-
-def _disk_use(paths: list[str], enough: int) -> int:
-    """Bytes allocated below `paths`; stops looking once it is past `enough`."""
-    total, pending, looked = 0, list(paths), 0
-    while pending and total <= enough and looked < 100_000:
-        try:
-            with os.scandir(pending.pop()) as entries:
-                for entry in entries:
-                    looked += 1
-                    info = entry.stat(follow_symlinks=False)
-                    total += info.st_blocks * 512
-                    if entry.is_dir(follow_symlinks=False):
-                        pending.append(entry.path)
-        except OSError:
-            continue
-    return total
 
 
 if __name__ == "__main__":

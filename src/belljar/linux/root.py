@@ -21,8 +21,8 @@ SANDBOX, RUN = "/sandbox", "/sandbox/run"
 WORK, TMP, SHM = "/sandbox/run/work", "/sandbox/run/tmp", "/sandbox/run/shm"
 # Where mounts wait that go below one of those, until the run has mounted it.
 WAITING = "/.mounts"
-# A device that no rule grants: writing to it succeeds unless Landlock is on.
-PROBE = "/dev/.probe"
+# A pipe that everybody may write to, read-only root or not, unless Landlock is on.
+PROBE = "/.probe"
 DEVICES = ("null", "zero", "full", "random", "urandom")
 
 _LINKS = (
@@ -46,8 +46,9 @@ _HARMLESS = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
 def build(view: dict[str, Any]) -> None:
     """Make the tree of `view` this process's root. /proc still is the host's: see `own_proc`.
 
-    `view`: `show` is a list of (source, destination, "ro" or "rw"), `links` of (path, target),
-    `hide` of paths, `waiting` of (source, mode) for mounts that a run itself puts into place.
+    `view`: `show` is a list of (source, destination, "ro" or "rw", inside), `links` of (path,
+    target), `hide` of paths, `waiting` of (source, mode, inside) for mounts that a run itself puts into place;
+    `probe` says whether to leave something there that only Landlock protects.
     """
     syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
     syscalls.mount("tmpfs", "/tmp", "tmpfs", _QUIET, "size=4m,mode=755")
@@ -65,14 +66,16 @@ def build(view: dict[str, Any]) -> None:
         os.symlink(target, path)
     for name in DEVICES:
         _bind(f"/old/dev/{name}", f"dev/{name}")
-    _bind("/old/dev/zero", PROBE[1:])
+    if view["probe"]:
+        os.mkfifo(PROBE[1:])
+        os.chmod(PROBE[1:], 0o666)
     for name, text in _ETC.items():
         with open(f"etc/{name}", "w") as file:
             file.write(text)
-    for source, destination, mode in view["show"]:
-        _show(source, destination.lstrip("/"), mode)
-    for number, (source, mode) in enumerate(view["waiting"]):
-        _show(source, f"{WAITING[1:]}/{number}", mode)
+    for source, destination, mode, inside in view["show"]:
+        _show(source, destination.lstrip("/"), mode, inside)
+    for number, (source, mode, inside) in enumerate(view["waiting"]):
+        _show(source, f"{WAITING[1:]}/{number}", mode, inside)
     for path in view["hide"]:
         _hide(path.lstrip("/"))
     # A new /proc may be mounted only where a whole one can be seen.
@@ -106,11 +109,24 @@ def prepare_run(*, uid: int, disk: int, inodes: int, waiting: list[tuple[str, st
         syscalls.mount(source, destination, None, _BIND)
 
 
-def _show(source: str, destination: str, mode: str) -> None:
-    source = "/old" + source
-    _bind(source, destination)
-    attributes = _HARMLESS | (syscalls.MOUNT_ATTR_RDONLY if mode == "ro" else 0)
-    syscalls.mount_setattr(destination, attributes)
+def _show(source: str, destination: str, mode: str, inside: list[tuple[str, str]]) -> None:
+    """Bind a path of the host. `inside` is a list of (relative path, what): "ro" closes a part of it
+    for writing, "rw" only nails a directory down so that it cannot be renamed, "hide" covers it.
+    """
+    _bind("/old" + source, destination)
+    _set_mode(destination, mode)
+    for name, what in sorted(inside):
+        path = os.path.normpath(os.path.join(destination, name))
+        if what == "hide":
+            _hide(path)
+        elif os.path.exists(path):
+            syscalls.mount(path, path, None, _BIND)
+            _set_mode(path, what)
+
+
+def _set_mode(path: str, mode: str) -> None:
+    read_only = syscalls.MOUNT_ATTR_RDONLY if mode == "ro" else 0
+    syscalls.mount_setattr(path, _HARMLESS | read_only)
 
 
 def _bind(source: str, destination: str) -> None:

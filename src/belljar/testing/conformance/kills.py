@@ -25,7 +25,7 @@ if os.fork() == 0:
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
             signal.signal(number, signal.SIG_IGN)
         os.set_inheritable(writer, True)
-        tail = "import os, sys, time; os.write(int(sys.argv[2]), b'x'); time.sleep(60)"
+        tail = "import os, sys, time; os.write(int(sys.argv[2]), b'x'); time.sleep(20)"
         os.execv(sys.executable, [sys.executable, "-S", "-c", tail, token, str(writer)])
     os._exit(0)
 os.close(writer)
@@ -46,7 +46,7 @@ reader, writer = os.pipe()
 if os.fork() == 0:
     os.setsid()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    end, count = time.monotonic() + 30, 0
+    end, count = time.monotonic() + 20, 0
     while time.monotonic() < end:
         count += 1
         os.pwrite(out, b"%09d" % count, 0)

@@ -2,7 +2,7 @@
 
 They run as a user that nobody is, so that the worst of them reaches only what is ours: the canaries
 belong to that user, everything it started is ended by its uid, and rlimits bound the rest. A few
-cases fire only with rights, or with something planted; `ARMS` says which, and why that is harmless.
+cases fire only with rights, or with something planted: see `arms`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any
 
 from ...types import File, GuestError, Result, Status, Usage
 from . import snapshot, trusting
+from .arms import ARMS, Arm
 from .cases import Case, CasesInvalid, Suite
 from .judge import Verdict
 from .runner import Runner, units
@@ -31,60 +32,14 @@ from .subject import Job, Seen, on_terminal
 from .world import World, remove
 
 ENOUGH = 0.95
-_GRACE = 3.0
+# A program that still runs this long after its time was up has shown that nothing limits it.
+_GRACE = 2.5
+_LONGEST = 4.0
 _SCRIPT = Path(__file__).with_name("trusting.py")
 _RLIMITS = {
     "RLIMIT_AS": 4 << 30, "RLIMIT_NPROC": 400, "RLIMIT_NOFILE": 2048, "RLIMIT_CPU": 120,
 }  # fmt: skip
 _INTERPRETERS = {"javascript": "node", "bash": "bash"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Arm:
-    """How a case runs unsandboxed. `why` says what the plain arm could not show."""
-
-    why: str = ""
-    privileged: bool = False
-    inprocess: bool = False
-    prelude: str = ""
-    planted: str = ""
-    file_size: int = 1 << 30
-
-
-# A pool that hands out a slot again without wiping it.
-_RECYCLED_PAGES = """
-import mmap as _mmap
-_fresh = _mmap.mmap
-class _Recycled(_fresh):
-    def __new__(cls, *a):
-        pages = _fresh.__new__(cls, *a)
-        pages[:16] = b'another tenant..'
-        return pages
-_mmap.mmap = _Recycled
-"""
-
-ARMS = {
-    "me-010-pipe-buffers": Arm(
-        why="the kernel itself bounds the pipes of an unprivileged user; it makes only pipes",
-        privileged=True,
-    ),
-    "pr-011-raise-rlimits": Arm(
-        why="only a privileged process can raise a hard limit; it raises only its own",
-        privileged=True,
-    ),
-    "rf-005-sparse-1TiB": Arm(why="the hole must be allowed its size", file_size=2 << 40),
-    "rv-005-repr-raises-baseexception": Arm(
-        why="it harms a host that formats the guest's objects itself", inprocess=True
-    ),
-    "se-005-metadata-files": Arm(
-        why="this host has no such file: one is planted in a private mount namespace",
-        planted="/run/secrets",
-    ),
-    "se-011-uninitialised-memory": Arm(
-        why="Linux wipes pages: a pool that does not is played by the mmap module",
-        prelude=_RECYCLED_PAGES,
-    ),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,7 +210,7 @@ class ControlSubject:
             "stdin": job.stdin.decode("latin-1"),
             "next_cell": "".join(_next_cells(job.code)),
             "outputs": list(job.outputs),
-            "stop": job.timeout + _GRACE,
+            "stop": min(job.timeout, _LONGEST) + _GRACE,
             "inprocess": self.arm.inprocess,
             "rlimits": {**_RLIMITS, "RLIMIT_FSIZE": self.arm.file_size},
         }
