@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -40,23 +41,33 @@ for _name in registry.names():
 # The same backend as it would be on poorer hosts: what it then claims has to hold as well.
 
 
+def without(**lacking: Any) -> type[SubprocessBackend]:
+    class Poorer(SubprocessBackend):
+        def __init__(self, *, disable: frozenset[str] = frozenset()) -> None:
+            super().__init__(disable=disable, facts=replace(probe.facts(), **lacking))
+
+    return Poorer
+
+
+NO_NAMESPACES = {"userns": False, "userns_problem": "test"}
+
+
 @pytest.mark.slow
 class TestSubprocessWithoutNamespaces(BackendConformance):
     def make_backend(self) -> Backend:
-        return SubprocessBackend(facts=replace(probe.facts(), userns=False, userns_problem="test"))
+        return without(**NO_NAMESPACES)()
 
 
 @pytest.mark.slow
 class TestSubprocessWithoutCgroups(BackendConformance):
     def make_backend(self) -> Backend:
-        return SubprocessBackend(facts=replace(probe.facts(), cgroup=None))
+        return without(cgroup=None)()
 
 
 @pytest.mark.slow
 class TestSubprocessWithNeither(BackendConformance):
     def make_backend(self) -> Backend:
-        poor = replace(probe.facts(), userns=False, userns_problem="test", cgroup=None)
-        return SubprocessBackend(facts=poor)
+        return without(**NO_NAMESPACES, cgroup=None)()
 
 
 @pytest.mark.parametrize("name", registry.names())

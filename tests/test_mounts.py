@@ -126,3 +126,24 @@ def test_mounts_are_bound_by_the_ceiling(
         with pytest.raises(PolicyError) as refusal:
             ask()
         assert refusal.value.field == "mounts"
+
+
+@pytest.mark.parametrize(
+    ("ceiling", "key", "accepted"),
+    [
+        ("none", "read_only", False),
+        ("ro", "read_only", True),
+        ("ro", "read_write", False),
+        ("rw", "read_write", True),
+    ],
+)
+def test_paths_are_bound_by_the_ceiling_of_mounts(ceiling: Any, key: str, accepted: bool) -> None:
+    def ask() -> Any:
+        return resolve("standard", {"filesystem": {key: ["/srv"]}}, ceiling=Ceiling(mounts=ceiling))
+
+    if accepted:
+        assert getattr(ask().policy.filesystem, key) == ("/srv",)
+    else:
+        with pytest.raises(PolicyError) as refusal:
+            ask()
+        assert refusal.value.field == f"filesystem.{key}"

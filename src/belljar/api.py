@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -11,7 +12,7 @@ from .backends.base import Cancel
 from .config import Settings, load
 from .engine import Engine
 from .errors import RequestError
-from .events import Emit, Event, Output
+from .events import Emit, Event, Output, RunFinished
 from .policy import POLICY_KEYS, Policy, parse_mount
 from .types import Mount, Request, Result
 
@@ -125,7 +126,14 @@ class Runner:
                 return await asyncio.shield(work)
             except asyncio.CancelledError:
                 cancel.set()
-                await asyncio.wait([work])
+                # Not even a second cancellation may leave the guest to itself.
+                while not work.done():
+                    try:
+                        await asyncio.wait([work])
+                    except asyncio.CancelledError:
+                        continue
+                if not work.cancelled():
+                    work.exception()  # looked at, so that asyncio does not complain of it
                 raise
 
     def _run(
@@ -219,6 +227,8 @@ def build_request(
     image: str | None = None,
 ) -> Request:
     """Check everything about a program that can be checked before choosing where it runs."""
+    if (code is None) == (not command):
+        raise RequestError("code", "give either code or a command")
     if code is not None:
         if not isinstance(code, str):
             raise RequestError("code", f"is text, not {type(code).__name__}")
@@ -228,32 +238,57 @@ def build_request(
     else:
         name = None
     contents: dict[str, bytes] = {}
-    for path, data in (files or {}).items():
+    for path, data in _mapping("files", files).items():
         clean = collect.checked_name("files", path)
-        if clean == name:
+        if name is not None and _overlap(clean, name):
             raise RequestError("files", f"{clean!r} is where the program itself is written")
-        if clean in contents or any(other.startswith(clean + "/") for other in contents):
+        if clean in contents:
             raise RequestError("files", f"{clean!r} is given twice")
         contents[clean] = _bytes(f"files[{clean!r}]", data)
+    _refuse_files_below_files(contents)
+    shown = tuple(parse_mount(mount) for mount in _listed("mounts", mounts))
     return Request(
         code=code,
         command=_words("command", command),
         language=languages.find(language).name,
         stdin=_bytes("stdin", stdin),
         args=_words("args", args),
-        env=_environment(env or {}),
+        env=_environment(_mapping("env", env)),
         files=contents,
         outputs=_words("outputs", outputs),
-        context=_variables(context or {}),
-        mounts=_distinct(tuple(parse_mount(mount) for mount in _listed("mounts", mounts))),
-        python=python,
-        image=image,
+        context=_variables(_mapping("context", context)),
+        mounts=_distinct(shown, {*contents, *([name] if name is not None else [])}),
+        python=_word("python", python),
+        image=_word("image", image),
     )
+
+
+def _refuse_files_below_files(names: Iterable[str]) -> None:
+    ordered = sorted(names, key=lambda name: name.split("/"))
+    for name, following in itertools.pairwise(ordered):
+        if following.startswith(name + "/"):
+            raise RequestError("files", f"{name!r} is a file and a directory")
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether two paths below the work directory are the same, or one is inside the other."""
+    return one == other or one.startswith(other + "/") or other.startswith(one + "/")
+
+
+def _mapping(where: str, given: Any) -> Mapping[Any, Any]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise RequestError(where, f"is a mapping, not {type(given).__name__}")
+    return given
 
 
 def _bytes(where: str, given: object) -> bytes:
     if isinstance(given, str):
-        return given.encode("utf-8", "surrogateescape")
+        try:
+            return given.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            raise RequestError(where, "has characters that UTF-8 cannot hold") from None
     if isinstance(given, bytes | bytearray | memoryview):
         return bytes(given)
     raise RequestError(where, f"is bytes or text, not {type(given).__name__}")
@@ -262,25 +297,40 @@ def _bytes(where: str, given: object) -> bytes:
 def _listed(where: str, given: Any) -> tuple[Any, ...]:
     if isinstance(given, str | bytes):
         raise RequestError(where, "is a list", fix=f"write {where}=[{given!r}]")
+    if not isinstance(given, Iterable):
+        raise RequestError(where, f"is a list, not {type(given).__name__}")
     return tuple(given)
 
 
 def _words(where: str, given: Iterable[str]) -> tuple[str, ...]:
     words = _listed(where, given)
     for word in words:
-        if not isinstance(word, str):
-            raise RequestError(where, f"{word!r} is not text")
-        if "\0" in word:
-            raise RequestError(where, "contains a NUL byte")
+        if word is None:
+            raise RequestError(where, "None is not text")
+        _word(where, word)
     return words
+
+
+def _word(where: str, given: Any) -> str | None:
+    """Text as it can stand on a command line, or None."""
+    if given is None:
+        return None
+    if not isinstance(given, str):
+        raise RequestError(where, f"{given!r} is not text")
+    if "\0" in given:
+        raise RequestError(where, "contains a NUL byte")
+    _bytes(where, given)
+    return given
 
 
 def _environment(given: Mapping[str, str]) -> dict[str, str]:
     for name, text in given.items():
         if not isinstance(name, str) or not name or "=" in name or "\0" in name:
             raise RequestError("env", f"{name!r} is not a variable name")
-        if not isinstance(text, str) or "\0" in text:
-            raise RequestError(f"env[{name!r}]", "is text without NUL bytes")
+        _bytes("env", name)
+        if text is None:
+            raise RequestError(f"env[{name!r}]", "None is not text")
+        _word(f"env[{name!r}]", text)
     return dict(given)
 
 
@@ -291,12 +341,17 @@ def _variables(given: Mapping[str, Any]) -> dict[str, Any]:
     return dict(given)
 
 
-def _distinct(mounts: tuple[Mount, ...]) -> tuple[Mount, ...]:
+def _distinct(mounts: tuple[Mount, ...], files: set[str]) -> tuple[Mount, ...]:
     seen: set[str] = set()
     for mount in mounts:
         if mount.dst in seen:
             raise RequestError("mounts", f"{mount.dst!r} is the destination of two mounts")
         seen.add(mount.dst)
+        for name in files:
+            if _overlap(mount.dst, name):
+                raise RequestError(
+                    "mounts", f"{mount.dst!r} is also where {name!r} goes"
+                )
     return mounts
 
 
@@ -318,6 +373,10 @@ def _text_callbacks(on_stdout: OnText | None, on_stderr: OnText | None) -> Emit 
             decoder, call = streams[event.stream]
             if text := decoder.decode(event.data):
                 call(text)
+        elif isinstance(event, RunFinished):
+            for decoder, call in streams.values():
+                if text := decoder.decode(b"", final=True):
+                    call(text)
 
     return emit
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from .backends import registry
-from .backends.base import Backend, Cancel, Plan
+from .backends.base import Backend, Cancel, Plan, refuse_unless_held
 from .config import Settings, load
 from .errors import BackendUnavailable, BelljarError, PolicyUnenforceable
 from .events import Emit, Event, FanOut, RunFinished, RunStarted, Sink
@@ -80,7 +80,10 @@ class Engine:
             replace(
                 result,
                 backend_reason=reason,
-                warnings=(*resolved.warnings, *result.warnings),
+                # A backend may pass its plan's warnings on; a fallback must be told in any case.
+                warnings=tuple(
+                    dict.fromkeys((*resolved.warnings, *plan.warnings, *result.warnings))
+                ),
                 timings={"plan": planned - began, **result.timings},
             ),
             emit,
@@ -183,10 +186,10 @@ class Engine:
         for candidate in dict.fromkeys((*registry.PREFERENCE, *allowed)):
             if candidate == name or candidate not in self.backend_names():
                 continue
-            other = self.backend(candidate)
-            if candidate not in allowed and not other.isolation.at_least(wanted.isolation):
-                continue
             try:
+                other = self.backend(candidate)
+                if candidate not in allowed and not other.isolation.at_least(wanted.isolation):
+                    continue
                 plan = self._compile(other, policy, request)
             except (PolicyUnenforceable, BackendUnavailable):
                 continue
@@ -202,7 +205,10 @@ class Engine:
             raise BackendUnavailable(
                 f"backend {backend.name!r} is not available: {found.reason}", fix=found.fix
             )
-        return backend.compile(policy, request)
+        plan = backend.compile(policy, request)
+        # The floor is ours to hold, whoever wrote the backend.
+        refuse_unless_held(backend.name, plan.isolation, policy, {})
+        return plan
 
     def _emit(self, event: Event, emit: Emit | None) -> None:
         self.sinks(event)

@@ -33,10 +33,21 @@ def find(python: str | None) -> Interpreter:
     code = (
         "import sys; print(sys.prefix, sys.base_prefix, sys.exec_prefix, sys.executable, sep='\\n')"
     )
-    asked = subprocess.run([path, "-I", "-c", code], capture_output=True, text=True, timeout=30)
-    if asked.returncode != 0:
-        raise RequestError("python", f"{python!r} does not run: {asked.stderr.strip()[-200:]}")
-    *prefixes, executable = asked.stdout.splitlines()
+    try:
+        asked = subprocess.run(
+            [path, "-I", "-c", code],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="surrogateescape",
+            timeout=30,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RequestError("python", f"{python!r} does not run: {error}") from error
+    answer = asked.stdout.splitlines()
+    if asked.returncode != 0 or len(answer) != 4:
+        raise RequestError("python", f"{python!r} is no Python: {asked.stderr.strip()[-200:]}")
+    *prefixes, executable = answer
     # A version manager's shim starts the real interpreter, which is the one to use.
     return Interpreter(executable=executable, prefixes=_with_targets(executable, set(prefixes)))
 
@@ -44,6 +55,8 @@ def find(python: str | None) -> Interpreter:
 def _with_targets(executable: str, prefixes: set[str]) -> tuple[str, ...]:
     """The prefixes, and where the executable's symbolic links lead on the way to the real file."""
     found = {os.path.realpath(prefix) for prefix in prefixes} | prefixes
+    if os.path.sep in found:
+        raise RequestError("python", f"{executable!r} says that it owns the whole file system")
     path = executable
     while os.path.islink(path):
         path = os.path.join(os.path.dirname(path), os.readlink(path))

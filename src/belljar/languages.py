@@ -37,7 +37,7 @@ ALIASES = {
 
 def find(name: str) -> Language:
     """The language called `name`, or LanguageUnknown with the list of those we know."""
-    language = LANGUAGES.get(ALIASES.get(name, name))
+    language = LANGUAGES.get(ALIASES.get(name, name)) if isinstance(name, str) else None
     if language is None:
         known = ", ".join(sorted(LANGUAGES))
         raise LanguageUnknown("language", f"{name!r} is unknown; known: {known}")

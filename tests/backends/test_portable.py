@@ -231,6 +231,16 @@ def test_the_shell_sets_the_rlimits_and_is_gone(jar: OpenJar) -> None:
     assert without("rlimits").run(code, cpus=1, **asked).value[:-1] != found  # the control arm
 
 
+def test_limits_past_all_measure_are_as_good_as_none(jar: OpenJar) -> None:
+    huge: dict[str, Any] = {
+        "timeout": 300,
+        "memory": 1 << 60,
+        "disk": 1 << 60,
+        "open_files": 1 << 40,
+    }
+    assert jar.run("6 * 7", **huge).value == 42
+
+
 # -- ours to keep in order -------------------------------------------------------------------------
 
 

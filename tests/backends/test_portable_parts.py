@@ -16,7 +16,7 @@ from belljar import collect
 from belljar.backends import portable_files, portable_posix, portable_windows
 from belljar.backends.portable_posix import PosixTree
 from belljar.backends.portable_tree import Launch
-from belljar.errors import RequestError
+from belljar.errors import BackendFailed, RequestError
 from belljar.guest import protocol
 from belljar.report import Report, run_frame
 from belljar.testing.conformance.harness import marked_processes
@@ -122,6 +122,13 @@ def test_the_first_process_keeps_its_id_until_it_is_reaped(started: tuple[Starte
     run.tree.kill()
     run.tree.wait_for_end()
     assert " Z " in Path(f"/proc/{run.tree.pid}/stat").read_text()
+
+
+@on_linux
+def test_limits_that_the_shell_refuses_are_our_failure_not_the_guest_s() -> None:
+    portable_posix._try_limits("ulimit -n 64")
+    with pytest.raises(BackendFailed, match="cannot set the limits"):
+        portable_posix._try_limits("ulimit -n 64 && ulimit -n 65536000000")
 
 
 @pytest.mark.parametrize(

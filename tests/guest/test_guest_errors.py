@@ -103,8 +103,8 @@ def test_errors_have_the_fields_a_result_needs(python: str) -> None:
         ("raise ValueError(28)", None),
     ],
 )
-def test_the_errno_of_an_oserror_is_a_hint(code: str, number: int | None, python: str) -> None:
-    run = run_program(code, python=python)
+def test_the_errno_of_an_oserror_is_a_hint(code: str, number: int | None, edge_python: str) -> None:
+    run = run_program(code, python=edge_python)
     assert (run.report.hint.errno, run.report.hint.memory) == (number, False)
 
 
@@ -131,7 +131,11 @@ def test_memory_used_up_is_reported_even_then(code: str, python: str) -> None:
     assert run.report.hint.memory
     assert run.report.ended
     assert run.exit_code == 1
+
+
+def test_an_error_under_a_memory_limit_is_not_for_want_of_memory(python: str) -> None:
     control = run_program(LIMIT_MEMORY + "raise ValueError", python=python)
+    assert control.error_type == "ValueError"
     assert not control.report.hint.memory
 
 
@@ -155,6 +159,21 @@ while True:
     assert "Too many open files" in run.stderr
 
 
+def test_a_program_that_copes_without_descriptors_still_has_its_value(python: str) -> None:
+    code = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+held = []
+try:
+    while True:
+        held.append(open('/dev/null'))
+except OSError as error:
+    result = {'refused': error.errno, 'held': len(held) > 20}
+"""
+    run = run_program(code, python=python)
+    assert (run.exit_code, run.value) == (0, {"refused": errno.EMFILE, "held": True})
+
+
 def test_a_deep_program_that_needs_more_than_python_objects_still_runs(python: str) -> None:
     total = run_program("x = " + "+".join(["1"] * 900) + "\nx", python=python)
     assert total.value in (900, None), total.stderr
@@ -166,7 +185,7 @@ def test_a_recursion_limit_that_leaves_no_room_does_not_hide_the_error(python: s
     assert "1 / 0" in run.traceback
 
 
-def test_a_million_frames_are_cut_short(python: str) -> None:
+def test_a_million_frames_are_cut_short(edge_python: str) -> None:
     code = """
 import sys, threading
 sys.setrecursionlimit(10**6)
@@ -184,13 +203,13 @@ thread.start()
 thread.join()
 raise caught[0]
 """
-    run = run_program(code, python=python)
+    run = run_program(code, python=edge_python)
     assert run.error_type == "ZeroDivisionError", run.stderr[-500:]
     assert len(run.traceback) <= MAX_TRACEBACK
 
 
-def test_messages_and_tracebacks_are_capped(python: str) -> None:
-    run = run_program("raise ValueError('head' + 'x' * 10**7 + 'tail')", python=python)
+def test_messages_and_tracebacks_are_capped(edge_python: str) -> None:
+    run = run_program("raise ValueError('head' + 'x' * 10**7 + 'tail')", python=edge_python)
     assert run.report.error is not None
     message = run.report.error.message
     assert len(message) <= MAX_MESSAGE
@@ -212,10 +231,10 @@ def test_an_exception_hook_of_the_program_is_asked(python: str) -> None:
 
 @pytest.mark.parametrize("name", ["traceback", "linecache", "tokenize", "token", "io", "errno"])
 def test_a_file_named_like_the_standard_library_does_not_spoil_the_report(
-    name: str, python: str, tmp_path: Path
+    name: str, edge_python: str, tmp_path: Path
 ) -> None:
     (tmp_path / f"{name}.py").write_text("raise SystemExit('imported me')\n")
-    run = run_program("1 / 0  # the line", python=python, cwd=tmp_path)
+    run = run_program("1 / 0  # the line", python=edge_python, cwd=tmp_path)
     assert run.error_type == "ZeroDivisionError"
     assert "1 / 0  # the line" in run.traceback
     assert "imported me" not in run.stderr

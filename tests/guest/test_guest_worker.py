@@ -130,10 +130,10 @@ def test_output_is_utf8_whatever_the_locale(python: str) -> None:
         ("exit(4)", 4, ""),
     ],
 )
-def test_exit_codes_are_cpythons(code: str, exit_code: int, stderr: str, python: str) -> None:
-    run = run_program(code, python=python)
+def test_exit_codes_are_cpythons(code: str, exit_code: int, stderr: str, edge_python: str) -> None:
+    run = run_program(code, python=edge_python)
     assert (run.exit_code, run.stderr, run.report.error) == (exit_code, stderr, None)
-    plain = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True)
+    plain = subprocess.run([edge_python, "-I", "-c", code], capture_output=True, text=True)
     assert (plain.returncode, plain.stderr) == (exit_code, stderr)
 
 

@@ -4,16 +4,16 @@ Theory of operation
 - `zygotes.py` hands out ready jails, `linux/zygote.py` and `linux/inner.py` make them (they say
   which process holds which descriptor and who kills whom). Here a run is: take a jail, write the
   start message and the program to it, read until it is gone, collect its files, give it back.
-- A result is returned when the kernel says that the run's pid namespace is empty: the pidfd of its
-  init becomes readable then, and not earlier. Exit status and usage are init's words, on a socket
-  that the guest never had.
+- A result is returned when the run's init, which is ours, has no children left: everybody in its pid
+  namespace is a child of its, or will be. Exit status and usage are init's words, on a socket that
+  the guest never had. What is left then is init's own end and the unmounting.
 - The work directory is a memory file system. We hold a descriptor of it from the start; it lives
   until that is closed, so files are read when nobody is left who could change them.
 - Each protection is a layer that can be switched off in the constructor, for tests that ask what
   it is good for. A backend with a layer off says so in every result.
 
 Facts relied on, and how to check them again: `belljar doctor`; `pytest tests/linux tests/backends`.
-- Killing pid 1 of a pid namespace kills all in it, and its end is reported after theirs.
+- In a pid namespace every orphan becomes a child of pid 1, and its end is everybody's end.
 - A signal that pid 1 has blocked is kept for it, even one that it would have ignored.
 - RLIMIT_NPROC counts per user namespace.
 
@@ -231,7 +231,7 @@ class JailBackend:
 
 
 class JailWatch(Watch):
-    """The poll loop of a run in a jail: kills by pidfd, and waits for it to say that all are gone."""
+    """The poll loop of a run in a jail: it is waiting already, and is killed by pidfd."""
 
     def __init__(
         self,
@@ -265,7 +265,6 @@ class JailWatch(Watch):
             cancel=cancel,
             on_kill=group.release if group is not None else lambda: None,
         )
-        self._read(jail.pidfd, self._all_gone)
 
     def begin(self) -> None:
         """The program's time starts now: it is already waiting for what we send."""
@@ -278,9 +277,10 @@ class JailWatch(Watch):
         ended = super().until_gone()
         return replace(ended, started=min(self._began, ended.ended))
 
-    def _all_gone(self, fd: int) -> None:
-        del self._readers[fd]
-        self._poll.unregister(fd)
+    def _supervisor_says(self, fd: int) -> None:
+        super()._supervisor_says(fd)
+        if self.ended is not None and fd in self._readers:
+            self._done_with(fd)  # its last word; that it ends too is nobody's business
 
     def _kill(self, reason: str) -> None:
         if self.ended is not None or self.reason:
@@ -301,10 +301,6 @@ class JailWatch(Watch):
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
             signal.pidfd_send_signal(self._jail.pidfd, number)
-
-    def _close(self) -> None:
-        self._readers.pop(self._jail.pidfd, None)  # the jail's own, like the work directory
-        super()._close()
 
 
 def _start_message(request: Request, spec: Spec) -> tuple[bytes, dict[str, collect.Stamp]]:

@@ -27,7 +27,7 @@ def changed_files(workdir: str, before: Mapping[str, Stamp], outputs: tuple[str,
     found = Collected()
     budget = collect.MAX_BYTES
     for path, full, info in _files(workdir, found.warnings):
-        if before.get(path) == collect._stamp(info):
+        if collect._unchanged(before.get(path), info):
             continue
         if len(found.files) >= collect.MAX_FILES:
             found.warnings.append(f"only the first {collect.MAX_FILES} changed files are listed")
@@ -36,9 +36,10 @@ def changed_files(workdir: str, before: Mapping[str, Stamp], outputs: tuple[str,
         if any(collect._matches(path, glob) for glob in outputs):
             if info.st_nlink > 1:
                 found.warnings.append(f"{path!r} has a second hard link and was not read")
+            elif (data := _read(full, budget)) is None:
+                found.warnings.append(f"{path!r} could not be read")
             else:
-                data = _read(full, budget)
-                budget -= len(data or b"")
+                budget -= len(data)
         short = data is not None and len(data) < info.st_size
         found.files[path] = File(path=path, size=info.st_size, data=data, truncated=short)
     if any(file.truncated for file in found.files.values()):

@@ -258,7 +258,7 @@ def spec(policy: Policy, request: Request, host: Host, active: frozenset[str]) -
 
 def _ulimits(policy: Policy, host: Host) -> tuple[tuple[str, int], ...]:
     limits = policy.limits
-    cpu = min(limits.cpus, host.cores) * limits.timeout + _CPU_SLACK
+    cpu = min(min(limits.cpus, host.cores) * limits.timeout + _CPU_SLACK, 1e9)
     return (
         ("c", 0),
         ("n", limits.open_files),

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from ..errors import BackendFailed
 from ..guest import protocol
@@ -31,6 +32,7 @@ _SHELL = "/bin/sh"
 _COLUMNS = "pgid=,pid=,ppid=,stat=,rss=,time="
 _LOOK_SECONDS = 10.0
 _KILL_SECONDS = 5.0
+_MOST = 1 << 62  # what shells still read as a number, in bytes
 TOKEN = "BELLJAR_TREE"
 
 
@@ -79,6 +81,7 @@ class PosixTree:
             env={TOKEN: launch.token, **launch.env},
             cwd=launch.cwd,
             start_new_session=True,
+            umask=0o077,
             user=uid,
             group=gid,
             extra_groups=[] if launch.user else None,
@@ -173,7 +176,17 @@ def _with_limits(argv: tuple[str, ...], ulimits: tuple[tuple[str, int], ...]) ->
     if not ulimits:
         return argv
     script = " && ".join(f"ulimit -{option} {value}" for option, value in _settable(ulimits))
+    _try_limits(script)
     return (_SHELL, "-c", f'{script} && exec "$@"', "sh", *argv)
+
+
+@lru_cache(maxsize=64)
+def _try_limits(script: str) -> None:
+    """Once for each set of limits: else a shell that refuses them would look like the guest."""
+    tried = subprocess.run([_SHELL, "-c", script], capture_output=True, env={}, timeout=30)
+    if tried.returncode != 0:
+        told = tried.stderr.decode("utf-8", "replace").strip()[-200:]
+        raise BackendFailed(f"the shell cannot set the limits: {told}", fix="ask for lower ones")
 
 
 def _settable(ulimits: tuple[tuple[str, int], ...]) -> Iterator[tuple[str, int]]:
@@ -190,8 +203,8 @@ def _settable(ulimits: tuple[tuple[str, int], ...]) -> Iterator[tuple[str, int]]
     }
     for option, value in ulimits:
         _, hard = resource.getrlimit(numbers[option])
-        most = value if hard == resource.RLIM_INFINITY else hard // units[option]
-        yield option, min(value, most)
+        most = _MOST if hard == resource.RLIM_INFINITY else hard
+        yield option, min(value, most // units[option])
 
 
 def _processes(ps: str, *, environments: bool) -> Iterator[_Row]:

@@ -229,6 +229,10 @@ def _mounts(policy: Policy, request: Request, active: frozenset[str]) -> Enforce
             return absent(
                 f"{mount.dst!r}: a plain process sees host paths; use a relative destination"
             )
+    places = sorted(mount.dst for mount in request.mounts if not os.path.isabs(mount.dst))
+    for place in places:
+        if any(other.startswith(place + "/") for other in places):
+            return absent(f"{place!r} holds another mount, and a link cannot")
     if "landlock" not in active:
         if any(mount.mode == "ro" for mount in request.mounts):
             return absent("read-only needs Landlock")

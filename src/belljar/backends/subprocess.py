@@ -67,7 +67,6 @@ class SubprocessBackend:
 
     name = "subprocess"
     isolation = Isolation.PROCESS
-    layers = process_plan.LAYERS
 
     def __init__(
         self,
@@ -76,9 +75,10 @@ class SubprocessBackend:
         facts: HostFacts | None = None,
         user: str | None = None,
     ) -> None:
-        unknown = disable - set(self.layers)
+        unknown = disable - set(process_plan.LAYERS)
         if unknown:
-            raise ValueError(f"unknown layers {sorted(unknown)}; known: {', '.join(self.layers)}")
+            known = ", ".join(process_plan.LAYERS)
+            raise ValueError(f"unknown layers {sorted(unknown)}; known: {known}")
         self.disabled = disable
         self.user = _user(user) if user is not None else None
         self._given_facts = facts
@@ -94,12 +94,23 @@ class SubprocessBackend:
 
         return probe.facts()
 
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The layers that this host has."""
+        return tuple(sorted(process_plan.active_layers(self.facts, frozenset())))
+
     def probe(self) -> Availability:
         if self.user is not None and not self.facts.root:
             return Availability(
                 available=False,
                 reason="`user` is set, and only root can become another user",
                 fix="unset `user`, or run as root",
+            )
+        if self.user is not None and not _can_reach(os.path.realpath(sys.executable), *self.user):
+            return Availability(
+                available=False,
+                reason=f"uid {self.user[0]} cannot reach {os.path.realpath(sys.executable)}",
+                fix="install Python where that user can read it, or choose another `user`",
             )
         notes = list(process_plan.shortcomings(self.facts, self.user))
         if self.disabled:
@@ -329,7 +340,12 @@ class SubprocessBackend:
         if self.facts.cgroup is not None and "cgroup" not in self.disabled:
             from ..linux import cgroup
 
-            cgroup.sweep(self.facts.cgroup)
+            try:
+                cgroup.sweep(self.facts.cgroup)
+            except (OSError, BackendFailed) as error:  # what is left of others stops nobody
+                import logging
+
+                logging.getLogger("belljar").warning("a crashed run's control group: %s", error)
 
     # -- after the run ---------------------------------------------------------------------------
 

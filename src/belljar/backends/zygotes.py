@@ -255,7 +255,10 @@ class Zygote:
         if "cgroup" not in self.outer.layers or self.facts.cgroup is None:
             return ""
         if shelf.free:
-            return shelf.free.pop()
+            # The one that rested longest: what its last run had mounted is gone by now.
+            name = shelf.free.pop(0)
+            shelf.groups[name].renew()
+            return name
         from ..linux.cgroup import Group
 
         name, shape = secrets.token_hex(8), shelf.shape
@@ -282,7 +285,6 @@ class Zygote:
         if name is None:
             return  # the shelf is gone, and the group with it
         if group.reusable:
-            group.renew()
             with self._lock:
                 shelf.free.append(name)
             return

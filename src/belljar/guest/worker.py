@@ -16,7 +16,8 @@ import builtins
 import os
 import sys
 
-from . import failures, protocol
+# Now, because at the end there may be no descriptor left to import with.
+from . import failures, protocol, values
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -181,14 +182,11 @@ class Interpreter:
         sys.argv = [filename, *request.get("args", ())]
         self.module.__dict__.update(__file__=filename, __loader__=Source(code))
         context = request.get("context") or {}
-        if context:
-            from . import values
-
-            for name, wire in context.items():
-                try:
-                    self.module.__dict__[name] = values.decode(wire)
-                except ValueError as problem:
-                    raise ImportError(f"context variable {name!r}: {problem}") from None
+        for name, wire in context.items():
+            try:
+                self.module.__dict__[name] = values.decode(wire)
+            except ValueError as problem:
+                raise ImportError(f"context variable {name!r}: {problem}") from None
 
     def _succeeded(self, value: object) -> None:
         """Send the value and what it looks like, as far as it has a form that may cross."""
@@ -203,8 +201,6 @@ class Interpreter:
     def _send_value(self, value: object) -> None:
         if value is None:
             return
-        from . import values
-
         wire = None
         try:
             wire = values.encode(value, protocol.MAX_FRAME, protocol.MAX_NODES)

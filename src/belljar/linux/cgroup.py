@@ -190,7 +190,7 @@ class Group:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
-        for path in self._paths:
+        for path in reversed(self._paths):  # the one that `sweep` looks for goes last
             _remove(path)
 
     def _counter(self, path: str, name: str, key: str) -> int:
@@ -241,7 +241,7 @@ def _remove(path: str, seconds: float = 5.0) -> None:
 
 def _members(path: str) -> list[int]:
     with open(os.path.join(path, "cgroup.procs")) as file:
-        # A process that is not in our pid namespace is listed as 0, which to kill() means ourselves.
+        # One that is not in our pid namespace is listed as 0, which to kill() means ourselves.
         return [pid for pid in map(int, file.read().split()) if pid > 0]
 
 
@@ -261,7 +261,7 @@ def sweep(home: Home) -> None:
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for path in paths:
+            for path in reversed(paths):
                 _sweep_one(path)
         except BlockingIOError:  # its maker lives, in a pid namespace that we do not see
             continue

@@ -15,9 +15,10 @@ with the ends of the pipes, the work directory and a pidfd of init, in one messa
 socket. From then on the zygote has no part in the run.
 
 Who kills whom: the host sends SIGTERM to init by pidfd (a signal from inside the namespace is told
-apart by its sender, and ignored); init kills everybody, waits for everybody, and writes one line with
-the wait status and what was used up. Then it ends, and the kernel makes the pidfd readable when the
-namespace is empty. If init dies first, everybody dies with it.
+apart by its sender, and ignored). When the guest has ended, or must, init kills everybody and waits
+until the kernel says that it has no children left: as every orphan of the namespace becomes init's
+child, nobody is left then. Only after that it writes one line with the wait status and what was used
+up. If init dies first, everybody dies with it.
 
 Nothing here may import: the files of this package are not in the jail.
 """
@@ -76,6 +77,7 @@ def be_init(shape: dict[str, Any], settled: Settled, shelf: int) -> NoReturn:
         ours, theirs, guest, ready = _start_guest(shape, settled)
         with open(ready, "rb") as answer:
             problem = answer.read()
+        _rehearse()
         if problem != b"ready":
             raise OSError(0, problem.decode("utf-8", "replace") or "the guest died in its set-up")
         _hand_over(shelf, shape["group"], theirs)
@@ -85,6 +87,14 @@ def be_init(shape: dict[str, Any], settled: Settled, shelf: int) -> NoReturn:
     os.close(shelf)
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
     _watch(guest, ours, shape["watch"])
+
+
+def _rehearse() -> None:
+    """Touch what `_watch` will touch, while nobody waits: the fork left every page to be copied."""
+    _signal.sigtimedwait((_signal.SIGTERM,), 0)
+    _reap(-1)
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    _last_line(0, usage, 0, time.monotonic(), 0.0, 0, "")
 
 
 def _enter(shape: dict[str, Any], settled: Settled) -> None:
@@ -170,16 +180,28 @@ def _watch(guest: int, run: int, watch: dict[str, Any] | None) -> NoReturn:
     ended = time.monotonic()
     last, survivors = _end_everybody(guest)
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    line = (
-        f"exit {status if status >= 0 else last} {usage.ru_utime + usage.ru_stime:.6f} "
-        f"{max(peak, usage.ru_maxrss * 1024)} {started:.6f} {ended:.6f} {survivors} "
-        f"{time.monotonic() - ended:.6f} {reason or '-'}\n"
-    )
+    final = status if status >= 0 else last
     try:
-        os.write(run, line.encode())
+        os.write(run, _last_line(final, usage, peak, started, ended, survivors, reason))
     except BrokenPipeError:
         os._exit(0)
     os._exit(0)
+
+
+def _last_line(
+    status: int,
+    usage: resource.struct_rusage,
+    peak: int,
+    started: float,
+    ended: float,
+    survivors: int,
+    reason: str,
+) -> bytes:
+    return (
+        f"exit {status} {usage.ru_utime + usage.ru_stime:.6f} "
+        f"{max(peak, usage.ru_maxrss * 1024)} {started:.6f} {ended:.6f} {survivors} "
+        f"{time.monotonic() - ended:.6f} {reason or '-'}\n"
+    ).encode()
 
 
 def _reap(guest: int) -> int:

@@ -21,7 +21,10 @@ Skips say why. A backend that is not available on this host skips the whole clas
 import pytest
 
 # Plain asserts below should fail with the values in them, as they do in a test file.
-_PARTS = ("files", "kills", "limits", "policies", "programs", "reach", "results", "runs", "values")
+_PARTS = (
+    "files", "harness", "kills", "limits", "policies", "programs", "reach", "results", "runs",
+    "values",
+)  # fmt: skip
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))
 
 from .files import Files  # noqa: E402

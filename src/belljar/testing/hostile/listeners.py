@@ -59,11 +59,11 @@ class Listeners:
                 if key.data is None:
                     return
                 assert isinstance(key.fileobj, socket.socket)
+                self.hits[key.data] += 1
                 try:
                     key.fileobj.accept()[0].close()
                 except OSError:  # it hung up before we answered: it had still reached us
-                    pass
-                self.hits[key.data] += 1
+                    continue
 
     def close(self) -> None:
         self._wake.send(b"x")

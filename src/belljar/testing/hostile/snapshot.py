@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-_PATIENCE = 5.0
+PATIENCE = 5.0
 _END_SECONDS = 45.0  # longer than any case runs by itself
 _OURS = "belljar"
 _SHARED_PLACES = ("/dev/shm", "/var/tmp", "/run")
@@ -46,9 +46,9 @@ class Snapshot:
         return found
 
 
-def leftovers(before: Snapshot, patience: float = _PATIENCE) -> list[str]:
-    """What is still left after at most `patience` seconds; returns as soon as nothing is."""
-    deadline = time.monotonic() + patience
+def leftovers(before: Snapshot) -> list[str]:
+    """What is still left after at most PATIENCE seconds; returns as soon as nothing is."""
+    deadline = time.monotonic() + PATIENCE
     _reap()  # those that died with the run
     while True:
         left = Snapshot.take().leftovers(before)

@@ -1,0 +1,71 @@
+"""The control arms: without a sandbox the detectors fire, as a user that nobody is."""
+
+from __future__ import annotations
+
+import os
+import pwd
+
+import pytest
+
+from belljar.testing import hostile
+from belljar.testing.hostile import control, snapshot
+from belljar.testing.hostile.judge import claimed
+from belljar.testing.hostile.pending import missing_surface
+
+SUITE = hostile.load()
+needs_root = pytest.mark.skipif(
+    control.possible() is not None, reason=control.possible() or "control arms run here"
+)
+# CPython's own parser refuses the one; raising a hard limit needs a capability that even root may
+# not have, and the kernel's pipe quota binds whoever lacks another.
+CANNOT_FIRE = {"cp-010-compile-bomb", "pr-011-raise-rlimits", "me-010-pipe-buffers"}
+
+
+def promised() -> list[hostile.Case]:
+    return [
+        case
+        for case in SUITE.select(tier="fast")
+        if claimed(case, "process") and missing_surface(case) is None
+    ]
+
+
+@needs_root
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_nearly_every_detector_fires_without_a_sandbox() -> None:
+    found = control.run_controls(SUITE, promised())
+    assert len(found.arms) >= 60
+    assert {arm.case.id for arm in found.silent} <= CANNOT_FIRE
+    assert found.enough
+
+
+@needs_root
+def test_the_control_user_is_nobody_and_leaves_nothing() -> None:
+    uid = control.free_uid()
+    with pytest.raises(KeyError):
+        pwd.getpwuid(uid)
+    before = snapshot.Snapshot.take()
+    cases = [SUITE["pr-018-pid-hopping-comet"], SUITE["me-004-dev-shm-fill"]]
+    found = control.run_controls(SUITE, cases)
+    assert not found.silent
+    assert not snapshot.processes_of(uid)
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith("bj")]
+    assert not snapshot.leftovers(before)
+
+
+def test_control_arms_need_a_user_to_throw_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(hostile.CasesInvalid, match="throw-away user"):
+        control.run_controls(SUITE, ())
+
+
+def test_a_silent_detector_fails_the_scorecard() -> None:
+    arms = tuple(
+        control.Fired(case=case, fired=case.id != "cp-001-busy", reasons=())
+        for case in SUITE.select(groups=("cpu-time",))
+    )
+    controls = control.Controls(arms=arms)
+    card = hostile.Card(backend="x", klass="process", outcomes=(), controls=controls)
+    assert not controls.enough
+    assert card.failed
+    assert "cp-001-busy" in "\n".join(card._control_lines())
