@@ -41,7 +41,7 @@ def checked_name(where: str, name: object) -> str:
         problem = f"{name!r} has characters that no file name can have"
         raise RequestError(where, problem) from None
     parts = name.replace(os.sep, "/").split("/")
-    if os.path.isabs(name) or ".." in parts:
+    if os.path.isabs(name) or ".." in parts or (os.name == "nt" and ":" in name):
         raise RequestError(where, f"{name!r} leaves the work directory", fix="use a relative path")
     clean = "/".join(part for part in parts if part not in ("", "."))
     if not clean:
@@ -141,8 +141,12 @@ def _read(parent: int, name: str, budget: int) -> bytes | None:
 
 def _open_unreadable(name: str, parent: int | None, flags: int) -> int:
     """Open an entry that its owner took all rights from, following no link; -1 if we cannot."""
-    if not hasattr(os, "O_PATH"):
-        return -1
+    if not hasattr(os, "O_PATH"):  # macOS can change the mode of the link itself instead
+        try:
+            os.chmod(name, 0o700, dir_fd=parent, follow_symlinks=False)
+            return os.open(name, flags, dir_fd=parent)
+        except (OSError, NotImplementedError):
+            return -1
     try:
         handle = os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=parent)
     except OSError:

@@ -149,8 +149,8 @@ class Engine:
         candidates = registry.PREFERENCE if self._given is None else tuple(self._given)
         refusals: dict[str, BelljarError] = {}
         for candidate in candidates:
-            chosen = self.backend(candidate)
             try:
+                chosen = self.backend(candidate)
                 plan = self._compile(chosen, policy, request)
             except (PolicyUnenforceable, BackendUnavailable) as error:
                 refusals[candidate] = error

@@ -26,7 +26,9 @@ def find(python: str | None) -> Interpreter:
     if python is None:
         found = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
         return Interpreter(executable=sys.executable, prefixes=_with_targets(sys.executable, found))
-    inside = os.path.join(python, "bin", "python")
+    inside = os.path.join(
+        python, *(("Scripts", "python.exe") if os.name == "nt" else ("bin", "python"))
+    )
     path = inside if os.path.isfile(inside) else shutil.which(python)
     if path is None:
         raise RequestError("python", f"{python!r} is not an interpreter or a virtualenv")

@@ -318,3 +318,10 @@ def test_as_root_the_program_becomes_the_configured_user() -> None:
     code = "id -u; id -g; id -G; touch mine && stat -c %u mine; echo $TMPDIR"
     result = jar.run("", command=("sh", "-c", code))
     assert result.stdout.split()[:4] == ["65534", "65533", "65533", "65534"], result.stderr
+
+
+def test_a_work_directory_that_cannot_be_made_is_our_failure(jar: OpenJar, scratch: Path) -> None:
+    too_long = "x" * 300
+    with pytest.raises(BackendFailed, match="work directory"):
+        jar.run("1", files={too_long: b""})
+    assert list(scratch.iterdir()) == []

@@ -152,13 +152,13 @@ class JailBackend:
             watch = JailWatch(jail, plan, message, report, emit, cancel)
             taken = time.monotonic()
             watch.begin()
-            if spec.keep:
-                jail.replenish()
             ended = watch.until_gone()
             gone = time.monotonic()
             found = collect.changed_files(jail.work, before, request.outputs)
             result = self._result(plan, watch, ended, report, jail)
             collected = time.monotonic()
+            if spec.keep:
+                jail.replenish()  # not earlier: it would compete with the run for processors
         return replace(
             result,
             files=found.files,

@@ -46,7 +46,7 @@ from .portable_tree import Launch, Tree
 from .portable_watch import Ended, Streams, Watch
 from .verdict import Ending, judge
 
-_RUN_DIRECTORY = re.compile(r"belljar-(\d+)-\w+(\.gone)?")
+_RUN_DIRECTORY = re.compile(r"belljar-(\d+)-\w+")
 _NO_CAP = 1 << 40
 _OPEN_NETWORK = (
     'pass network="any" to let the program have the network, or use a backend that closes it '
@@ -138,7 +138,10 @@ class PortableBackend:
         program = run_frame(request, spec.file or "") if spec.worker else b""
         files = self._files()
         with self._directory(files) as root:
-            work, tmp = self._fill(root, request, spec)
+            try:
+                work, tmp = self._fill(root, request, spec)
+            except OSError as error:
+                raise BackendFailed(f"the work directory could not be made: {error}") from error
             before = files.snapshot(work)
             tree, streams = self._start(plan, work, tmp)
             watch = Watch(
@@ -188,8 +191,12 @@ class PortableBackend:
         for name in os.listdir(base):
             match = _RUN_DIRECTORY.fullmatch(name)
             path = os.path.join(base, name)
-            if match and not _lives(int(match[1])) and _is_ours(path):
+            if not match or _lives(int(match[1])) or not _is_ours(path):
+                continue
+            try:
                 collect.remove_tree(path)
+            except OSError:
+                continue  # another process of ours sweeps it too, or the next one will try again
 
     @contextmanager
     def _directory(self, files: ModuleType) -> Iterator[str]:
@@ -197,7 +204,12 @@ class PortableBackend:
         try:
             yield root
         finally:
-            files.remove_tree(root)
+            try:
+                files.remove_tree(root)
+            except OSError as error:
+                raise BackendFailed(
+                    f"the run's directory could not be removed: {error}", fix=f"remove {root}"
+                ) from error
 
     def _fill(self, root: str, request: Request, spec: Spec) -> tuple[str, str]:
         """Make work/ and tmp/ below `root`, with the program, its inputs and its links."""

@@ -13,12 +13,15 @@ from .base import Backend
 # a run does, so the names we ship are known here; `test_registry` keeps the two equal.
 BUILT_IN = {
     "inprocess": "belljar.backends.inprocess:InProcessBackend",
+    "jail": "belljar.backends.jail:JailBackend",
     "subprocess": "belljar.backends.subprocess:SubprocessBackend",
 }
+# `auto` tries these in order: the strongest that starts fast comes first.
+PREFERENCE: tuple[str, ...] = ("jail", "subprocess")
 if sys.platform != "linux":
     BUILT_IN["subprocess"] = "belljar.backends.portable:PortableBackend"
-# `auto` tries these in order: the strongest that starts fast comes first.
-PREFERENCE = ("subprocess",)
+    del BUILT_IN["jail"]
+    PREFERENCE = ("subprocess",)
 GROUP = "belljar.backends"
 
 

@@ -12,6 +12,8 @@ from ..types import Limit, Status
 
 _FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT) if hasattr(errno, "EDQUOT") else (errno.ENOSPC,)
 
+_SIGKILL = 9  # Windows has no name for it
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
@@ -52,7 +54,7 @@ def judge(ending: Ending, report: Report) -> Verdict:
     code, signal = _split(ending.wait_status)
     if ending.reason:
         status, limit = _KILLED_BY_US[ending.reason]
-        return Verdict(status=status, signal=signal or signals.SIGKILL, limit_hit=limit)
+        return Verdict(status=status, signal=signal or _SIGKILL, limit_hit=limit)
     warnings: tuple[str, ...] = ()
     if code == 0:
         if ending.oom_kills:
@@ -71,7 +73,7 @@ def judge(ending: Ending, report: Report) -> Verdict:
         status, limit = Status.LIMIT, "disk"
     elif signal == getattr(signals, "SIGXCPU", -1):
         status = Status.TIMEOUT
-    elif signal == getattr(signals, "SIGKILL", -1):
+    elif signal == _SIGKILL:
         status = Status.KILLED
     return Verdict(status=status, exit_code=code, signal=signal, limit_hit=limit)
 

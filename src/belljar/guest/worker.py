@@ -155,6 +155,10 @@ class Interpreter:
         lines = _lines(code)
         try:
             self._prepare(code, filename, request)
+        except BaseException as problem:
+            self._ballast = None
+            return self._failed(problem, None, filename, lines)
+        try:
             body, last = compile_program(code, filename)
         except BaseException as problem:
             # Here MemoryError means a parser that overflowed its stack, not a limit.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .cases import Case
-from .snapshot import Snapshot
+from .snapshot import PATIENCE, Snapshot
 from .subject import Job, Seen, Subject
 from .watch import Watch
 from .world import Stage
@@ -62,6 +62,7 @@ class Scene:
     watch: Watch
     hits_before: dict[str, int]
     signals_before: int
+    patience: float = PATIENCE
     binaries_before: object = None
     seen: Seen = field(default_factory=lambda: Seen(wall=0.0, failure="it has not run yet"))
     notes: dict[str, Any] = field(default_factory=dict)

@@ -46,9 +46,9 @@ class Snapshot:
         return found
 
 
-def leftovers(before: Snapshot) -> list[str]:
-    """What is still left after at most PATIENCE seconds; returns as soon as nothing is."""
-    deadline = time.monotonic() + PATIENCE
+def leftovers(before: Snapshot, patience: float = PATIENCE) -> list[str]:
+    """What is still left after at most `patience` seconds; returns as soon as nothing is."""
+    deadline = time.monotonic() + patience
     _reap()  # those that died with the run
     while True:
         left = Snapshot.take().leftovers(before)

@@ -17,7 +17,7 @@ _INODES = 100_000
 
 @check("no_leftovers")
 def no_leftovers(scene: Scene, _: str) -> str | None:
-    left = snapshot.leftovers(scene.before)
+    left = snapshot.leftovers(scene.before, scene.patience)
     return f"{len(left)} left: {'; '.join(left[:3])}" if left else None
 
 
