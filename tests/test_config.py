@@ -11,11 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from belljar import config, policy
+from belljar import config
 from belljar.config import Settings
 from belljar.config_keys import ALIASES, KEYS, VARIABLES
 from belljar.errors import ConfigError
-from belljar.policy import Isolation
+from belljar.policy import DANGEROUS_MODULES, Isolation
+from belljar.resolve import resolve
 
 
 class Host:
@@ -150,12 +151,10 @@ def test_a_whole_file_is_read(host: Host) -> None:
     assert loaded.fallback_allow == ("subprocess",)
     assert loaded.ceiling.memory == 1 << 30
     assert (loaded.ceiling.network, loaded.ceiling.mounts) == ("hosts", "ro")
-    resolved = policy.resolve(
-        loaded.level, {}, ceiling=loaded.ceiling, defaults=loaded.defaults
-    ).policy
+    resolved = resolve(loaded.level, {}, ceiling=loaded.ceiling, defaults=loaded.defaults).policy
     assert resolved.limits.timeout == 1.5
     assert resolved.network.allow == ("pypi.org", "*.example.org:443")
-    assert resolved.modules.deny == policy.DANGEROUS_MODULES
+    assert resolved.modules.deny == DANGEROUS_MODULES
     assert resolved.filesystem.read_only == ("/data",)
     assert set(loaded.to_dict()) <= set(KEYS)
 

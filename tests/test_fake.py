@@ -11,7 +11,8 @@ from belljar.backends.base import FIELDS, Availability, Cancel, absent, best_eff
 from belljar.engine import Engine
 from belljar.errors import BackendUnavailable, PolicyUnenforceable
 from belljar.events import Event, Output
-from belljar.policy import Isolation, resolve
+from belljar.policy import Isolation
+from belljar.resolve import resolve
 from belljar.testing import FakeBackend
 from belljar.types import Request, Result, Status
 

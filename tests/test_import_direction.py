@@ -14,7 +14,7 @@ ROOT = Path(belljar.__file__).parent
 
 # Layer -> what it may import of Belljar besides itself. A layer is a package or a module directly
 # below `belljar`; the longest matching name counts. "*" is everything.
-CORE = ("errors", "units", "types", "policy", "guest.values")
+CORE = ("errors", "units", "types", "policy", "policy_fields", "resolve", "guest.values")
 LAYERS: dict[str, tuple[str, ...]] = {
     # Runs inside, on any Python from 3.9: it may not even import its own package's neighbours.
     "guest": ("guest.values",),
@@ -26,6 +26,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "units": ("errors",),
     "types": ("errors", "guest.values"),
     "policy": ("errors", "units", "types"),
+    "policy_fields": ("errors", "policy", "types", "units"),
+    "resolve": ("errors", "policy", "policy_fields", "types"),
     "events": CORE,
     "capture": (),
     "collect": CORE,

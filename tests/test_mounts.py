@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.errors import PolicyError
-from belljar.policy import Ceiling, parse_mount, resolve
+from belljar.policy import Ceiling
+from belljar.policy_fields import parse_mount
+from belljar.resolve import resolve
 from belljar.types import Mount
 
 

@@ -11,17 +11,9 @@ from hypothesis import assume, given, reject
 from hypothesis import strategies as st
 
 from belljar.errors import PolicyError
-from belljar.policy import (
-    LIMITS,
-    POLICY_KEYS,
-    Ceiling,
-    Filesystem,
-    Isolation,
-    Modules,
-    Network,
-    level_policy,
-    resolve,
-)
+from belljar.policy import Ceiling, Filesystem, Isolation, Modules, Network, level_policy
+from belljar.policy_fields import LIMITS
+from belljar.resolve import POLICY_KEYS, resolve
 from belljar.types import Mount
 
 LEVELS = ["permissive", "standard", "strict"]

@@ -13,7 +13,9 @@ from .config import Settings, load
 from .engine import Engine
 from .errors import RequestError
 from .events import Emit, Event, Output, RunFinished
-from .policy import POLICY_KEYS, Policy, parse_mount
+from .policy import Policy
+from .policy_fields import parse_mount
+from .resolve import POLICY_KEYS
 from .types import Mount, Request, Result
 
 OnText = Callable[[str], object]
@@ -349,9 +351,7 @@ def _distinct(mounts: tuple[Mount, ...], files: set[str]) -> tuple[Mount, ...]:
         seen.add(mount.dst)
         for name in files:
             if _overlap(mount.dst, name):
-                raise RequestError(
-                    "mounts", f"{mount.dst!r} is also where {name!r} goes"
-                )
+                raise RequestError("mounts", f"{mount.dst!r} is also where {name!r} goes")
     return mounts
 
 

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, cast
 
-from . import policy, units
+from . import policy_fields, units
 from .config_keys import ALIASES, KEYS, LEVELS, TABLES, VARIABLES, StoreCode, from_text, strictness
 from .errors import ConfigError, PolicyError
 from .policy import Ceiling, Level
@@ -262,9 +262,9 @@ def _refuse_loosening(layer: _Layer, below: _Layer) -> None:
             case "block_dangerous_imports":
                 loose = chosen(key, False) and not value
             case "defaults.network":
-                loose = policy.parse_network(value).mode != "off"
+                loose = policy_fields.parse_network(value).mode != "off"
             case "defaults.filesystem":
-                paths = policy.parse_filesystem(value)
+                paths = policy_fields.parse_filesystem(value)
                 loose = bool(paths.read_only or paths.read_write)
             case "fallback.allow" | "language_file" | "user" | "docker_host":
                 loose = bool(value)

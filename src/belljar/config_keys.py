@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
-from . import policy, units
+from . import policy_fields, units
 from .errors import ConfigError
 from .policy import Isolation, Level
 
@@ -91,7 +91,7 @@ def _docker_host(key: str, given: object) -> str:
 
 
 def _checked(read: Callable[[object], object]) -> Callable[[str, object], Any]:
-    """A reader that keeps the raw value: policy.resolve reads it again, with the level at hand."""
+    """A reader that keeps the raw value: resolve() reads it again, with the level at hand."""
 
     def check(_key: str, given: object) -> Any:
         read(given)
@@ -103,12 +103,12 @@ def _checked(read: Callable[[object], object]) -> Callable[[str, object], Any]:
 KEYS: Mapping[str, Callable[[str, object], Any]] = {
     "backend": _backend,
     "level": _one_of(*LEVELS),
-    **{f"defaults.{name}": read for name, read in policy.LIMITS.items()},
-    "defaults.network": _checked(policy.parse_network),
-    "defaults.filesystem": _checked(policy.parse_filesystem),
-    "defaults.modules": _checked(lambda given: policy.parse_modules(given, "standard")),
+    **{f"defaults.{name}": read for name, read in policy_fields.LIMITS.items()},
+    "defaults.network": _checked(policy_fields.parse_network),
+    "defaults.filesystem": _checked(policy_fields.parse_filesystem),
+    "defaults.modules": _checked(lambda given: policy_fields.parse_modules(given, "standard")),
     "defaults.min_isolation": lambda key, given: Isolation.parse(given, key),
-    **{f"ceiling.{name}": read for name, read in policy.LIMITS.items()},
+    **{f"ceiling.{name}": read for name, read in policy_fields.LIMITS.items()},
     "ceiling.network": _one_of(*REACH),
     "ceiling.mounts": _one_of(*RIGHTS),
     "ceiling.min_isolation": lambda key, given: Isolation.parse(given, key),

@@ -18,6 +18,7 @@ from . import policy
 from .backends.base import Backend
 from .config import Settings
 from .errors import BelljarError, PolicyUnenforceable
+from .resolve import resolve
 from .types import Enforcement, Request
 from .units import human_size
 
@@ -310,9 +311,7 @@ class Backends(Protocol):
 def backend_reports(engine: Backends) -> list[BackendReport]:
     """Each backend's own probe, and what it would hold of the configured level's policy."""
     settings = engine.settings
-    rules = policy.resolve(
-        settings.level, {}, ceiling=settings.ceiling, defaults=settings.defaults
-    ).policy
+    rules = resolve(settings.level, {}, ceiling=settings.ceiling, defaults=settings.defaults).policy
     return [_backend_report(engine, name, rules) for name in engine.backend_names()]
 
 

@@ -13,7 +13,8 @@ from .backends.base import Backend, Cancel, Plan, refuse_unless_held
 from .config import Settings, load
 from .errors import BackendUnavailable, BelljarError, PolicyUnenforceable
 from .events import Emit, Event, FanOut, RunFinished, RunStarted, Sink
-from .policy import DANGEROUS_MODULES, Modules, Policy, Resolved, resolve
+from .policy import DANGEROUS_MODULES, Modules, Policy
+from .resolve import Resolved, resolve
 from .types import GuestError, Request, Result, Status
 
 

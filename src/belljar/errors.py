@@ -7,7 +7,7 @@
     ├── PolicyError(ValueError)       the policy is malformed or past the ceiling
     ├── PolicyUnenforceable           no admissible backend can hold `fields`; exit code 126
     ├── ConfigError(ValueError)       belljar.toml or the environment is wrong
-    ├── BackendUnavailable            the backend is not usable on this host; `fix` says how to get it
+    ├── BackendUnavailable            not usable on this host; `fix` says how to get it
     └── BackendFailed                 the sandbox broke in mid-run; `partial` holds what came so far
 
 A guest that fails is a `Result`, never one of these.

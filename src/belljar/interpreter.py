@@ -64,3 +64,15 @@ def _with_targets(executable: str, prefixes: set[str]) -> tuple[str, ...]:
         path = os.path.join(os.path.dirname(path), os.readlink(path))
         found.add(path)
     return tuple(sorted(found))
+
+
+def can_reach(path: str, uid: int, gid: int) -> bool:
+    """Whether every directory on the way to `path`, and it itself, is open to this user."""
+    while True:
+        info = os.stat(path)
+        shift = 6 if info.st_uid == uid else 3 if info.st_gid == gid else 0
+        if not info.st_mode >> shift & 1:
+            return False
+        if path == os.path.dirname(path):
+            return True
+        path = os.path.dirname(path)

@@ -22,7 +22,7 @@ from belljar.config import Settings
 from belljar.engine import Engine
 from belljar.errors import LanguageUnknown, PolicyUnenforceable, RequestError
 from belljar.events import Event, Output
-from belljar.policy import POLICY_KEYS, resolve
+from belljar.resolve import POLICY_KEYS, resolve
 from belljar.types import Mount, Request, Result, Status
 
 GENEROUS = 20.0

@@ -10,7 +10,7 @@ from belljar.backends.base import FIELDS, Plan
 from belljar.backends.portable import PortableBackend
 from belljar.backends.portable_plan import CLOSED_NETWORK, SANDBOX_EXEC, Host
 from belljar.errors import BackendUnavailable, CommandNotFound, ConfigError, PolicyUnenforceable
-from belljar.policy import resolve
+from belljar.resolve import resolve
 from belljar.types import Mount, Request
 
 COMMON: dict[str, Any] = {"root": False, "cores": 8, "ps": "/bin/ps", "sandbox_exec": False}

@@ -23,11 +23,6 @@ SUITE = hostile.load()
 FINE = Result(status=Status.SUCCESS, exit_code=0, stdout="R:HELD\n")
 
 
-@pytest.fixture(autouse=True)
-def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot, "PATIENCE", 0.2)
-
-
 def examine(
     assertion: str,
     misdeed: Callable[[Request], Result],
@@ -48,7 +43,9 @@ def examine(
     )
     backend = FakeBackend(respond, isolation=Isolation.PROCESS)
     with hostile.World(suite) as world, hostile.EngineSubject(backend) as subject:
-        (outcome,) = hostile.Runner(suite, subject, world, attempts=1).run(suite.cases)
+        (outcome,) = hostile.Runner(suite, subject, world, attempts=1, patience=0.2).run(
+            suite.cases
+        )
     return outcome
 
 
@@ -199,7 +196,7 @@ def test_a_misdeed_is_caught(
     assert said in outcome.reasons[0]
 
 
-def test_a_signal_to_the_sentinel_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_to_the_sentinel_is_caught() -> None:
     import signal
 
     case_id = "pr-002-kill-minus-one"

@@ -38,6 +38,7 @@ from .. import collect
 from ..errors import BackendFailed, ConfigError
 from ..events import Displayed, Emit
 from ..guest import protocol
+from ..interpreter import can_reach
 from ..policy import Isolation, Policy
 from ..report import Report, run_frame
 from ..types import Display, KillProof, Request, Result, Usage, new_id
@@ -106,10 +107,11 @@ class SubprocessBackend:
                 reason="`user` is set, and only root can become another user",
                 fix="unset `user`, or run as root",
             )
-        if self.user is not None and not _can_reach(os.path.realpath(sys.executable), *self.user):
+        executable = os.path.realpath(sys.executable)
+        if self.user is not None and not can_reach(executable, *self.user):
             return Availability(
                 available=False,
-                reason=f"uid {self.user[0]} cannot reach {os.path.realpath(sys.executable)}",
+                reason=f"uid {self.user[0]} cannot reach {executable}",
                 fix="install Python where that user can read it, or choose another `user`",
             )
         notes = list(process_plan.shortcomings(self.facts, self.user))

@@ -9,13 +9,13 @@ import stat
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .. import policy
+from .. import policy_fields
 from ..collect import checked_name
 from ..config_keys import from_text
 from . import terminal
 from .arguments import Parser, UsageError, add_common
 
-LIMIT_FLAGS = tuple(policy.LIMITS)
+LIMIT_FLAGS = tuple(policy_fields.LIMITS)
 _MOST_INPUT = 256 << 20
 _LIMIT_HELP = {
     "timeout": ("TIME", "wall time, as 5, 1.5s, 2m"),
@@ -85,7 +85,7 @@ def _flag(name: str) -> str:
 
 
 def wishes(args: argparse.Namespace) -> dict[str, Any]:
-    """The policy fields that the flags name, as policy.resolve takes them."""
+    """The policy fields that the flags name, as resolve() takes them."""
     asked: dict[str, Any] = {name: getattr(args, name) for name in LIMIT_FLAGS}
     asked["min_isolation"] = args.min_isolation
     for name in ("network", "modules"):

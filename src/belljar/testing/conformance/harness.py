@@ -20,7 +20,8 @@ from ...config import Settings
 from ...engine import Engine
 from ...errors import PolicyUnenforceable
 from ...events import Emit, Event, Output
-from ...policy import POLICY_KEYS, Isolation
+from ...policy import Isolation
+from ...resolve import POLICY_KEYS
 from ...types import Enforcement, Request, Result
 
 _REQUEST_KEYS = {field.name for field in fields(Request)}

@@ -16,7 +16,7 @@ from .checks.files import runtime_binaries
 from .judge import Verdict, claimed, program_failures
 from .preparations import prepare
 from .scene import Failure, Latency, Scene
-from .snapshot import Snapshot
+from .snapshot import PATIENCE, Snapshot
 from .subject import Job, Seen, Subject
 from .watch import Watch
 from .world import World
@@ -55,7 +55,8 @@ class Outcome:
 
 
 class Runner:
-    """One subject in one world. `klass` overrides the subject's own class (control arms do)."""
+    """One subject in one world. `klass` overrides the subject's own class (control arms do);
+    `patience` is how long a run's remains may take to go."""
 
     def __init__(
         self,
@@ -65,10 +66,12 @@ class Runner:
         *,
         klass: str = "",
         attempts: int = _ATTEMPTS,
+        patience: float = PATIENCE,
     ) -> None:
         self.suite, self.subject, self.world = suite, subject, world
         self.klass = klass or subject.klass
         self._attempts = attempts
+        self._patience = patience
         self._latency = Latency()
 
     def run(
@@ -207,6 +210,7 @@ class Runner:
             watch=Watch(stage.root, connect_to=port),
             hits_before=dict(self.world.listeners.hits),
             signals_before=len(self.world.sentinel.signals),
+            patience=self._patience,
             binaries_before=runtime_binaries(),
         )
 

@@ -1,0 +1,108 @@
+"""How a request's wishes become the policy it runs under.
+
+`resolve` is pure. Whatever a request says, the policy it returns is never past the operator's
+ceiling and its isolation floor is never below the level's, the request's or the operator's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .errors import PolicyError
+from .policy import Ceiling, Isolation, Policy, level_policy
+from .policy_fields import LIMITS, parse_filesystem, parse_modules, parse_network
+from .types import Mount
+
+POLICY_KEYS = (*LIMITS, "network", "filesystem", "modules", "min_isolation")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resolved:
+    """The policy to run under, and what the operator's ceiling changed about the request."""
+
+    policy: Policy
+    mounts: tuple[Mount, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def resolve(
+    level: str,
+    wishes: Mapping[str, Any],
+    *,
+    mounts: tuple[Mount, ...] = (),
+    ceiling: Ceiling | None = None,
+    defaults: Mapping[str, Any] | None = None,
+) -> Resolved:
+    """Level defaults, then the operator's `defaults`, then the request's `wishes`, under `ceiling`.
+
+    A number past the ceiling is lowered to it, with a warning. A right past the ceiling (network,
+    mounts) is refused, because half a right is a broken program. None means "not asked".
+    """
+    ceiling = ceiling or Ceiling()
+    policy = level_policy(level)  # type: ignore[arg-type]
+    policy = _apply(policy, defaults or {}, explicit=False)
+    asked = {k: wish for k, wish in wishes.items() if wish is not None or k not in POLICY_KEYS}
+    policy = _apply(policy, asked, explicit=True)
+
+    warnings: list[str] = []
+    limits = policy.limits
+    for name in LIMITS:
+        most, wanted = getattr(ceiling, name), getattr(limits, name)
+        # No wish at all (fuel) is a wish without end: the ceiling bounds that too.
+        if most is not None and (wanted is None or wanted > most):
+            limits = replace(limits, **{name: most})
+            if name in policy.explicit:
+                warnings.append(f"{name} {wanted:g} lowered to the operator's ceiling {most:g}")
+    floor = policy.min_isolation
+    if not floor.at_least(ceiling.min_isolation):
+        floor = ceiling.min_isolation
+
+    reach = ("off", "hosts", "any")
+    if reach.index(policy.network.mode) > reach.index(ceiling.network):
+        raise PolicyError(
+            "network",
+            f"{policy.network.mode!r} is past the operator's ceiling {ceiling.network!r}",
+            fix="ask the operator to raise ceiling.network",
+        )
+    rights = ("none", "ro", "rw")
+    files = policy.filesystem
+    for mode, where, what in (
+        *((mount.mode, "mounts", mount.src) for mount in mounts),
+        *(("ro", "filesystem.read_only", path) for path in files.read_only),
+        *(("rw", "filesystem.read_write", path) for path in files.read_write),
+    ):
+        if rights.index(mode) > rights.index(ceiling.mounts):
+            raise PolicyError(
+                where,
+                f"{mode} {what!r} is past the operator's ceiling {ceiling.mounts!r}",
+                fix="ask the operator to raise ceiling.mounts",
+            )
+    policy = replace(policy, limits=limits, min_isolation=floor)
+    return Resolved(policy=policy, mounts=mounts, warnings=tuple(warnings))
+
+
+def _apply(policy: Policy, wishes: Mapping[str, Any], *, explicit: bool) -> Policy:
+    unknown = sorted(str(key) for key in wishes if key not in POLICY_KEYS)
+    if unknown:
+        raise PolicyError(unknown[0], f"unknown policy key; known: {', '.join(POLICY_KEYS)}")
+    changes: dict[str, Any] = {}
+    limits = {name: LIMITS[name](name, wishes[name]) for name in LIMITS if name in wishes}
+    if limits:
+        changes["limits"] = replace(policy.limits, **limits)
+    if "network" in wishes:
+        changes["network"] = parse_network(wishes["network"])
+    if "filesystem" in wishes:
+        changes["filesystem"] = parse_filesystem(wishes["filesystem"])
+    if "modules" in wishes:
+        changes["modules"] = parse_modules(wishes["modules"], policy.level)
+    if "min_isolation" in wishes:
+        floor = Isolation.parse(wishes["min_isolation"])
+        # The floor can only be raised: a lower wish leaves the level's floor standing.
+        changes["min_isolation"] = (
+            floor if floor.at_least(policy.min_isolation) else policy.min_isolation
+        )
+    if explicit:
+        changes["explicit"] = frozenset(wishes)
+    return replace(policy, **changes)

@@ -1,0 +1,370 @@
+"""The one path from a request to a result, over backends that answer from a script."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.api import build_request
+from belljar.backends import registry
+from belljar.backends.base import Availability, Backend, Cancel, Plan, absent, best_effort
+from belljar.config import Settings
+from belljar.engine import Engine
+from belljar.errors import (
+    BackendFailed,
+    BackendUnavailable,
+    PolicyError,
+    PolicyUnenforceable,
+)
+from belljar.events import Event, Output, RunFinished, RunStarted
+from belljar.policy import Ceiling, Isolation, Policy
+from belljar.testing import FakeBackend
+from belljar.types import Mount, Request, Result, Status
+
+LADDER = ("none", "process", "landlock", "jail", "wasm", "vm")
+MISSING = Availability(available=False, reason="not installed", fix="apt-get install it")
+
+
+def fake(name: str = "fake", isolation: str = "jail", **rest: Any) -> FakeBackend:
+    return FakeBackend(name=name, isolation=Isolation(isolation), **rest)
+
+
+def engine(*backends: Backend, sinks: Any = (), **settings: Any) -> Engine:
+    return Engine(
+        Settings(**settings), sinks=sinks, backends={backend.name: backend for backend in backends}
+    )
+
+
+# -- selection
+
+
+def test_auto_takes_the_first_that_can_hold_the_policy() -> None:
+    weak, strong, stronger = fake("weak", "process"), fake("strong"), fake("stronger", "vm")
+    jar = engine(weak, strong, stronger)
+    result = jar.run(Request(code="1"), level="strict", wishes={"modules": "any"})
+    assert (result.backend, result.isolation) == ("strong", "jail")
+    assert "auto" in result.backend_reason
+    assert not weak.plans
+    assert jar.run(Request(code="1")).backend == "weak"  # the control arm: a lower floor
+
+
+@given(
+    floor=st.sampled_from(LADDER),
+    ceiling=st.sampled_from(LADDER),
+    level=st.sampled_from(("permissive", "standard", "strict")),
+    rungs=st.lists(st.sampled_from(LADDER), min_size=1, max_size=4),
+)
+def test_auto_never_goes_below_the_floor(
+    floor: str, ceiling: str, level: str, rungs: list[str]
+) -> None:
+    backends = [fake(f"b{number}", rung) for number, rung in enumerate(rungs)]
+    jar = engine(*backends, ceiling=Ceiling(min_isolation=Isolation(ceiling)))
+    of_level = {"permissive": "none", "standard": "process", "strict": "jail"}[level]
+    least = max((floor, ceiling, of_level), key=lambda rung: Isolation(rung).rank)
+    able = [rung for rung in rungs if Isolation(rung).at_least(Isolation(least))]
+    wishes = {"min_isolation": floor, "modules": "any"}
+    if able:
+        assert jar.run(Request(code="1"), level=level, wishes=wishes).isolation == able[0]
+    else:
+        with pytest.raises(PolicyUnenforceable) as refusal:
+            jar.run(Request(code="1"), level=level, wishes=wishes)
+        assert "min_isolation" in refusal.value.fields
+        assert not any(backend.plans for backend in backends)
+
+
+class Boaster(FakeBackend):
+    """A backend whose own check of the floor was forgotten."""
+
+    def compile(self, policy: Policy, request: Request) -> Plan:
+        return replace(
+            super().compile(replace(policy, min_isolation=Isolation.NONE), request), policy=policy
+        )
+
+
+@pytest.mark.parametrize("name", ["auto", "boaster"])
+def test_the_floor_holds_even_for_a_backend_that_does_not_check_it(name: str) -> None:
+    boaster = Boaster(name="boaster", isolation=Isolation.PROCESS)
+    jar = engine(boaster)
+    with pytest.raises(PolicyUnenforceable) as refusal:
+        jar.run(Request(code="1"), wishes={"min_isolation": "jail"}, backend=name)
+    assert refusal.value.fields == ("min_isolation",)
+    assert not boaster.plans
+    assert jar.run(Request(code="1"), backend=name).success  # the control arm
+
+
+def test_when_nobody_can_hold_it_all_refusals_are_told() -> None:
+    jar = engine(
+        fake("leaky", enforcement={"network": absent("nothing closes it")}),
+        fake("missing", availability=MISSING),
+        fake("soft", "process"),
+    )
+    with pytest.raises(PolicyUnenforceable) as refusal:
+        jar.run(Request(code="1"), wishes={"min_isolation": "jail"})
+    assert set(refusal.value.fields) == {"network", "min_isolation"}
+    assert all(name in str(refusal.value) for name in ("leaky", "missing", "soft"))
+    assert refusal.value.fix == "belljar doctor"
+
+
+def test_best_effort_is_enough_for_process_and_for_nothing_above() -> None:
+    jar = engine(fake(enforcement={"disk": best_effort("a watchdog")}))
+    assert jar.run(Request(code="1"), wishes={"min_isolation": "process"}).success
+    with pytest.raises(PolicyUnenforceable) as refusal:
+        jar.run(Request(code="1"), wishes={"min_isolation": "landlock"})
+    assert refusal.value.fields == ("disk",)
+
+
+def test_a_named_backend_is_used_and_its_refusal_is_final() -> None:
+    weak, strong = fake("weak", "process"), fake("strong")
+    jar = engine(weak, strong)
+    assert jar.run(Request(code="1"), backend="strong").backend_reason == "named by the caller"
+    with pytest.raises(PolicyUnenforceable):
+        jar.run(Request(code="1"), backend="weak", wishes={"min_isolation": "jail"})
+    assert len(strong.plans) == 1
+
+
+def test_the_operators_backend_stands_where_the_caller_names_none() -> None:
+    jar = engine(fake("one"), fake("two"), backend="two")
+    assert jar.run(Request(code="1")).backend == "two"
+    assert jar.run(Request(code="1"), backend="one").backend == "one"
+
+
+def test_a_name_that_nobody_has_is_unavailable_and_lists_the_others() -> None:
+    jar = engine(fake("one"), fake("two"), fallback_allow=("one",))
+    with pytest.raises(BackendUnavailable) as refusal:
+        jar.run(Request(code="1"), backend="three")
+    assert "one, two" in str(refusal.value)
+    with pytest.raises(BackendUnavailable):
+        Engine(Settings()).backend("three")
+
+
+# -- fallback (M12): equal or stronger, or allowed by the operator, and never silently
+
+
+@pytest.fixture
+def preferred(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def prefer(*names: str) -> None:
+        monkeypatch.setattr(registry, "PREFERENCE", names)
+
+    return prefer
+
+
+@pytest.mark.parametrize(
+    ("wanted", "other", "allow", "runs"),
+    [
+        ("jail", "jail", (), True),
+        ("jail", "container", (), True),
+        ("jail", "vm", (), True),
+        ("jail", "process", (), False),
+        ("vm", "jail", (), False),
+        ("jail", "process", ("other",), True),
+        ("jail", "none", ("other",), False),  # allowed, and still below the level's floor
+        ("jail", "process", ("somebody",), False),
+    ],
+)
+def test_a_missing_backend_falls_back_only_as_far_as_it_may(
+    preferred: Callable[..., None], wanted: str, other: str, allow: tuple[str, ...], runs: bool
+) -> None:
+    preferred("other")
+    instead = fake("other", other)
+    jar = engine(fake("wanted", wanted, availability=MISSING), instead, fallback_allow=allow)
+    if not runs:
+        with pytest.raises(BackendUnavailable) as refusal:
+            jar.run(Request(code="1"), backend="wanted")
+        assert "'wanted'" in str(refusal.value)
+        assert refusal.value.fix == "apt-get install it"
+        assert not instead.plans
+        return
+    result = jar.run(Request(code="1"), backend="wanted")
+    assert result.backend == "other"
+    assert result.backend_reason == "fallback from wanted"
+    assert [w for w in result.warnings if "'wanted' is not available" in w and "'other'" in w]
+
+
+def test_a_fallback_that_is_missing_too_is_passed_over(preferred: Callable[..., None]) -> None:
+    preferred("gone", "absent", "third")
+    third = fake("third")
+    jar = engine(fake("wanted", availability=MISSING), fake("gone", availability=MISSING), third)
+    assert jar.run(Request(code="1"), backend="wanted").backend == "third"
+
+
+def test_an_available_backend_does_not_fall_back(preferred: Callable[..., None]) -> None:
+    preferred("other")
+    other = fake("other", "vm")
+    result = engine(fake("wanted"), other).run(Request(code="1"), backend="wanted")
+    assert (result.backend, result.warnings, other.plans) == ("wanted", (), [])
+
+
+# -- lint
+
+
+def test_the_lint_refuses_before_anything_starts() -> None:
+    backend, seen = fake(), list[Event]()
+    jar = engine(backend, sinks=[seen.append])
+    request = Request(code="import math\nimport socket\n")
+    result = jar.run(request, wishes={"modules": ["math"]})
+    assert result.status is Status.REFUSED
+    assert result.id == request.id
+    assert (result.exit_code, result.signal) == (None, None)
+    assert result.error is not None
+    assert "socket" in result.error.message
+    assert "line 2" in result.error.message or "2:" in result.error.message
+    assert not backend.plans
+    assert [type(event) for event in seen] == [RunFinished]
+    assert jar.run(request, wishes={"modules": ["math", "socket"]}).success  # the control arm
+
+
+@pytest.mark.parametrize(
+    "request_", [Request(command=("cat",)), Request(code="require('os')", language="javascript")]
+)
+def test_only_python_code_is_linted(request_: Request) -> None:
+    assert engine(fake()).run(request_, wishes={"modules": ["math"]}).success
+
+
+def test_the_operator_may_close_the_dangerous_imports() -> None:
+    code = Request(code="import subprocess")
+    closed = engine(fake(), block_dangerous_imports=True)
+    assert closed.run(code).status is Status.REFUSED
+    assert engine(fake()).run(code).success  # the control arm
+
+
+# -- policy
+
+
+def test_what_the_ceiling_lowers_is_told_and_handed_to_the_backend() -> None:
+    backend = fake()
+    jar = engine(backend, ceiling=Ceiling(timeout=5.0, memory=1 << 20))
+    result = jar.run(Request(code="1"), wishes={"timeout": 60, "memory": "1G", "processes": 3})
+    limits = backend.plans[0].policy.limits
+    assert (limits.timeout, limits.memory, limits.processes) == (5.0, 1 << 20, 3)
+    assert len(result.warnings) == 2
+    assert all("ceiling" in warning for warning in result.warnings)
+    assert jar.plan(Request(code="1"), wishes={"timeout": 60}).warnings == result.warnings[:1]
+    assert jar.run(Request(code="1"), wishes={"timeout": 4}).warnings == ()  # the control arm
+
+
+def test_the_operators_level_and_defaults_bind_a_plain_request() -> None:
+    backend = fake(isolation="vm")
+    jar = engine(backend, level="strict", defaults={"timeout": 3.0, "modules": "any"})
+    jar.run(Request(code="1"))
+    jar.run(Request(code="1"), level="standard", wishes={"timeout": 4})
+    first, second = (plan.policy for plan in backend.plans)
+    assert (first.level, first.limits.timeout) == ("strict", 3.0)
+    assert (second.level, second.limits.timeout) == ("standard", 4.0)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "field"),
+    [({"colour": "blue"}, "colour"), ({"timeout": -1}, "timeout"), ({"network": "any"}, "network")],
+)
+def test_a_wrong_wish_is_refused_by_name_and_nothing_starts(
+    wishes: dict[str, object], field: str
+) -> None:
+    backend = fake()
+    jar = engine(backend, ceiling=Ceiling(network="off"))
+    with pytest.raises(PolicyError) as refusal:
+        jar.run(Request(code="1"), wishes=wishes)
+    assert refusal.value.field == field
+    assert not backend.plans
+
+
+def test_mounts_are_held_to_the_ceiling() -> None:
+    request = Request(code="1", mounts=(Mount("/usr/share", "share", "rw"),))
+    assert engine(fake()).run(request).success
+    with pytest.raises(PolicyError) as refusal:
+        engine(fake(), ceiling=Ceiling(mounts="ro")).run(request)
+    assert refusal.value.field == "mounts"
+
+
+# -- events
+
+
+def test_sinks_and_the_caller_get_every_event_in_order() -> None:
+    first, second, own = list[Event](), list[Event](), list[Event]()
+    chatty = fake(output=lambda request: [("stdout", b"a"), ("stderr", b"b"), ("stdout", b"c")])
+    jar = engine(chatty, sinks=[first.append, second.append])
+    result = jar.run(Request(code="1"), emit=own.append)
+    assert [type(event) for event in own] == [RunStarted, Output, Output, Output, RunFinished]
+    assert first == second == own
+    started, finished = own[0], own[-1]
+    assert isinstance(started, RunStarted) and started.backend == "fake"
+    assert isinstance(finished, RunFinished) and finished.result == result
+    pieces = [(e.stream, e.data) for e in own if isinstance(e, Output)]
+    assert pieces == [("stdout", b"a"), ("stderr", b"b"), ("stdout", b"c")]
+
+
+def test_the_result_says_why_this_backend_and_how_long_planning_took() -> None:
+    result = engine(fake()).run(Request(code="1"))
+    assert result.backend_reason
+    assert result.timings["plan"] >= 0
+
+
+def test_a_backend_that_breaks_is_an_exception_and_not_a_result() -> None:
+    def breaks(request: Request) -> Result:
+        raise BackendFailed("the daemon went away", retryable=True)
+
+    seen = list[Event]()
+    with pytest.raises(BackendFailed) as failure:
+        engine(fake(respond=breaks), sinks=[seen.append]).run(Request(code="1"))
+    assert failure.value.retryable
+    assert not any(isinstance(event, RunFinished) for event in seen)
+
+
+def test_cancel_reaches_the_backend() -> None:
+    slow = fake(delay=lambda request: 25.0)
+    results: list[Result] = []
+    with Cancel() as cancel:
+        jar = engine(slow)
+        run = threading.Thread(target=lambda: results.append(
+            jar.run(Request(code="1"), cancel=cancel)
+        ))  # fmt: skip
+        run.start()
+        assert slow.running.wait(10)
+        cancel.set()
+        run.join(20)
+    assert results[0].status is Status.KILLED
+
+
+# -- plan and close
+
+
+def test_a_plan_starts_nothing_and_raises_what_a_run_would() -> None:
+    backend = fake()
+    jar = engine(backend)
+    plan = jar.plan(build_request(code="1"), wishes={"timeout": 2})
+    assert (plan.backend, plan.policy.limits.timeout) == ("fake", 2.0)
+    assert not backend.plans
+    with pytest.raises(PolicyUnenforceable):
+        jar.plan(Request(code="1"), wishes={"min_isolation": "vm"})
+    with pytest.raises(BackendUnavailable):
+        jar.plan(Request(code="1"), backend="nobody")
+
+
+def test_closing_the_engine_closes_its_backends() -> None:
+    one, two = fake("one"), fake("two")
+    with engine(one, two) as jar:
+        assert jar.backend_names() == ("one", "two")
+    assert one.closed and two.closed
+
+
+def test_one_engine_loads_a_backend_once_for_all_threads() -> None:
+    jar, found = Engine(Settings()), list[Backend]()
+    ready = threading.Barrier(8)
+
+    def ask() -> None:
+        ready.wait(10)
+        found.append(jar.backend("inprocess"))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({id(backend) for backend in found}) == 1
+    assert set(registry.BUILT_IN) <= set(jar.backend_names())
+    jar.close()
