@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from belljar.errors import (
 )
 from belljar.policy import Isolation, Limits, Policy
 from belljar.testing import FakeBackend
-from belljar.types import Request, Result, Status
+from belljar.types import Result, Status
 
 SOURCE = str(Path(belljar.__file__).parents[1])
 
@@ -146,9 +147,10 @@ def test_a_wrong_argument_is_refused_by_name_and_nothing_starts(
 
 @pytest.mark.parametrize("name", ["functions", "secrets", "retry", "require_libraries"])
 def test_names_of_later_versions_are_reserved(runner: api.Runner, name: str) -> None:
+    early: dict[str, Any] = {name: 1}
     for call in (
-        lambda: runner.execute("1", **{name: 1}),
-        lambda: belljar.create_runner(**{name: 1}),
+        lambda: runner.execute("1", **early),
+        lambda: belljar.create_runner(**early),
     ):
         with pytest.raises(RequestError) as refusal:
             call()
@@ -277,7 +279,7 @@ def test_the_operators_floor_binds_whatever_the_call_says() -> None:
         BELLJAR_CEILING_MIN_ISOLATION="vm",
     )
     assert told["code"] == "policy_unenforceable"
-    assert told["fields"] == ["min_isolation"]
+    assert "min_isolation" in told["fields"]
 
 
 # -- callbacks
@@ -358,30 +360,30 @@ def test_cancelling_arun_kills_the_guest_first(tmp_path: Path) -> None:
     assert not list(Path("/tmp").glob(f"belljar-{os.getpid()}-*"))
 
 
-def test_a_second_cancellation_does_not_leave_the_guest_to_itself(fake: FakeBackend) -> None:
-    ended = threading.Event()
+def test_a_second_cancellation_does_not_leave_the_guest_to_itself() -> None:
+    running, told, may_end, ended = (threading.Event() for _ in range(4))
 
     class Slow(FakeBackend):
         def run(self, plan: Any, emit: Any, cancel: Any) -> Result:
+            running.set()
             cancel.wait(30)
-            # As long as a kill may take: meanwhile the second cancellation comes.
-            again.wait(10)
+            told.set()
+            may_end.wait(30)  # as long as a kill may take
             ended.set()
             return super().run(plan, emit, cancel)
 
-    again = threading.Event()
-    slow = Slow()
-
     async def cancel_twice() -> None:
-        with api.Runner(engine=Engine(Settings(), backends={"fake": slow})) as runner:
+        with api.Runner(engine=Engine(Settings(), backends={"fake": Slow()})) as runner:
             task = asyncio.ensure_future(runner.aexecute("1"))
-            await asyncio.sleep(0.05)
+            assert await asyncio.to_thread(running.wait, 30)
             task.cancel()
-            await asyncio.sleep(0.05)
-            task.cancel()
-            await asyncio.sleep(0.05)
+            assert await asyncio.to_thread(told.wait, 30)
+            for _ in range(3):
+                task.cancel()
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
             assert not task.done()
-            again.set()
+            may_end.set()
             with pytest.raises(asyncio.CancelledError):
                 await task
             assert ended.is_set()
@@ -402,7 +404,7 @@ def test_a_closed_runner_refuses(runner: api.Runner, fake: FakeBackend) -> None:
 
 
 def test_one_runner_serves_many_threads_without_crosstalk() -> None:
-    def one(number: int) -> tuple[int, object, str, list[str], list[str]]:
+    def one(runner: api.Runner, number: int) -> tuple[int, object, str, list[str], list[str]]:
         heard: list[str] = []
         result = runner.execute(
             "import os\nprint(n)\nopen(f'out-{n}', 'w').write(str(n))\nn * n",
@@ -414,10 +416,10 @@ def test_one_runner_serves_many_threads_without_crosstalk() -> None:
         return number, result.value, result.stdout, sorted(result.files), heard
 
     with (
-        belljar.create_runner(backend="subprocess", timeout=60) as runner,
+        belljar.create_runner(backend="subprocess", timeout=60) as shared,
         ThreadPoolExecutor(6) as pool,
     ):
-        for number, value, out, files, heard in pool.map(one, range(18)):
+        for number, value, out, files, heard in pool.map(partial(one, shared), range(18)):
             assert (value, out, files) == (number * number, f"{number}\n", [f"out-{number}"])
             assert "".join(heard) == out
 

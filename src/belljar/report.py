@@ -38,7 +38,8 @@ class Report:
     """What one program said about itself, built up from the bytes of its channel.
 
     `feed` never raises for what the guest sent; what `on_display` raises passes through. Read the
-    attributes when the run is over: `value` is decoded when it is first asked for.
+    attributes when the run is over: `value` is decoded when it is first asked for. A value of more
+    than `max_value` bytes is dropped, and `truncated` set.
     """
 
     def __init__(
@@ -46,12 +47,15 @@ class Report:
         *,
         max_bytes: int = MAX_REPORT,
         max_frame: int = protocol.MAX_FRAME,
+        max_value: int | None = None,
         on_display: Callable[[Display], None] | None = None,
     ) -> None:
         self.error: GuestError | None = None
         self.hint = Hint()
         self.ready = False
         self.ended = False
+        self.truncated = False
+        self._max_value = max_value
         self._room = max_bytes
         self._decoder = protocol.Decoder(protocol.FROM_GUEST, max_frame)
         self._on_display = on_display
@@ -116,7 +120,7 @@ class Report:
             case protocol.READY:
                 self.ready = True
             case protocol.VALUE:
-                self._wire = frame.payload
+                self._take_value(frame.payload)
             case protocol.ERROR:
                 self._take_error(_fields(frame))
             case protocol.DISPLAY:
@@ -126,6 +130,17 @@ class Report:
             case _:
                 raise protocol.ProtocolError(f"frame kind 0x{frame.kind:02x} has no place in a run")
         return None
+
+    def _take_value(self, wire: bytes) -> None:
+        """Keep the value if it is within the output cap: it is output like any other."""
+        if self._max_value is not None and len(wire) > self._max_value:
+            self.truncated = True
+            self._warnings.append(
+                f"the value was dropped: it has {len(wire)} bytes, the output limit is "
+                f"{self._max_value}; raise `output`, or write it to a file"
+            )
+        else:
+            self._wire = wire
 
     def _take_error(self, fields: Mapping[str, Any]) -> None:
         errno = fields.get("errno")

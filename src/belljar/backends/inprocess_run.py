@@ -81,7 +81,7 @@ class Run:
         self._streams = Streams(plan.policy.limits.output if "output_cap" in layers else _NO_CAP)
         self._channel = _Direct()
         self._shown: list[Display] = []
-        self._report = Report(on_display=self._show)
+        self._report = Report(max_value=plan.policy.limits.output, on_display=self._show)
         self._ended = _Ended()
         self._warnings: list[str] = []
 
@@ -212,7 +212,7 @@ class Run:
             limit_hit=verdict.limit_hit,
             stdout=stdout.text(),
             stderr=stderr.text(),
-            truncated=stdout.truncated or stderr.truncated,
+            truncated=stdout.truncated or stderr.truncated or self._report.truncated,
             value=None if ended.reason else report.value,
             error=report.error if verdict.exit_code != 0 else None,
             displays=tuple(self._shown),

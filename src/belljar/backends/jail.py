@@ -4,7 +4,8 @@ Theory of operation
 - `zygotes.py` hands out ready jails, `linux/zygote.py` and `linux/inner.py` make them (they say
   which process holds which descriptor and who kills whom). Here a run is: take a jail, write the
   start message and the program to it, read until it is gone, collect its files, give it back.
-- A result is returned when the run's init, which is ours, has no children left: everybody in its pid
+- A result is returned when the run's init, which is ours, has no children left: everybody in its
+pid
   namespace is a child of its, or will be. Exit status and usage are init's words, on a socket that
   the guest never had. What is left then is init's own end and the unmounting.
 - The work directory is a memory file system. We hold a descriptor of it from the start; it lives
@@ -35,10 +36,11 @@ from typing import TYPE_CHECKING, Any
 from .. import collect
 from ..errors import BackendFailed, RequestError
 from ..events import Displayed, Emit
+from ..linux import root
 from ..policy import Isolation, Policy
 from ..report import Report, run_frame
 from ..types import Display, KillProof, Request, Result, Usage
-from . import jail_plan
+from . import jail_plan, jail_report
 from .base import Availability, Cancel, Plan, refuse_unless_held
 from .jail_plan import Spec
 from .supervise import Ended, Watch
@@ -53,23 +55,36 @@ _HARD_KILL_SECONDS = 2.0
 
 
 class JailBackend:
-    """See the module's docstring. `disable` names layers to leave out, for tests of the layers."""
+    """See the module's docstring. `disable` names layers to leave out, for tests of the layers.
+
+    `parked` is how many ready jails may wait for each kind of run; how many do follows demand.
+    """
 
     name = "jail"
     isolation = Isolation.JAIL
-    layers = jail_plan.LAYERS
 
     def __init__(
-        self, *, disable: frozenset[str] = frozenset(), facts: HostFacts | None = None
+        self,
+        *,
+        disable: frozenset[str] = frozenset(),
+        facts: HostFacts | None = None,
+        parked: int = 8,
     ) -> None:
-        unknown = disable - set(self.layers)
-        if unknown:
-            raise ValueError(f"unknown layers {sorted(unknown)}; known: {', '.join(self.layers)}")
+        known = jail_plan.LAYERS
+        if unknown := disable - set(known):
+            raise ValueError(f"unknown layers {sorted(unknown)}; known: {', '.join(known)}")
         self.disabled = disable
+        self.parked = parked
         self._given_facts = facts
         self._fleet: Fleet | None = None
         self._closed = False
         self._availability: Availability | None = None
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The protections that this host has, which `disable` can switch off."""
+        active = jail_plan.active_layers(self.facts, self.disabled)
+        return tuple(name for name in jail_plan.LAYERS if name in active)
 
     @property
     def facts(self) -> HostFacts:
@@ -98,12 +113,13 @@ class JailBackend:
                     reason=f"{what}: {problem}",
                     fix=(
                         "sysctl kernel.unprivileged_userns_clone=1 "
-                        "kernel.apparmor_restrict_unprivileged_userns=0 user.max_user_namespaces=10000"
-                        "; in a container: docker run --security-opt seccomp=unconfined "
+                        "kernel.apparmor_restrict_unprivileged_userns=0 "
+                        "user.max_user_namespaces=10000; in a container: "
+                        "docker run --security-opt seccomp=unconfined "
                         "--security-opt apparmor=unconfined --security-opt systempaths=unconfined"
                     ),
                 )
-        notes = list(jail_plan.shortcomings(facts))
+        notes = list(jail_report.shortcomings(facts))
         if self.disabled:
             notes.append(self._disabled_notice())
         return Availability(available=True, notes=tuple(notes))
@@ -113,7 +129,7 @@ class JailBackend:
 
     def compile(self, policy: Policy, request: Request) -> Plan:
         active = jail_plan.active_layers(self.facts, self.disabled)
-        report = jail_plan.enforcement(policy, request, self.facts, active)
+        report = jail_report.enforcement(policy, request, self.facts, active)
         # With a layer switched off on purpose the report says what is missing, and the run goes on.
         held = {} if self.disabled else report
         refuse_unless_held(self.name, self.isolation, policy, held)
@@ -139,16 +155,18 @@ class JailBackend:
             shown.append(display)
             emit(Displayed(id=request.id, display=display))
 
-        report = Report(on_display=show)
+        report = Report(max_value=plan.policy.limits.output, on_display=show)
         message, before = _start_message(request, spec)
         with contextlib.ExitStack() as cleanup:
-            if spec.keep:
+            # Without parking, only what is worth the most is kept: a warm interpreter.
+            keep = spec.keep and (self.parked > 0 or spec.outer.worker)
+            if keep:
                 fleet = self._warm()
             else:
                 fleet = Fleet(self.facts)
                 cleanup.callback(fleet.close)
             jail = fleet.take(spec.outer, spec.shape)
-            cleanup.callback(jail.release)
+            cleanup.callback(jail.release, keep=self.parked > 0)
             watch = JailWatch(jail, plan, message, report, emit, cancel)
             taken = time.monotonic()
             watch.begin()
@@ -157,8 +175,9 @@ class JailBackend:
             found = collect.changed_files(jail.work, before, request.outputs)
             result = self._result(plan, watch, ended, report, jail)
             collected = time.monotonic()
-            if spec.keep:
-                jail.replenish()  # not earlier: it would compete with the run for processors
+            if keep:
+                # Not earlier: it would compete with the run for processors.
+                jail.replenish(self.parked)
         return replace(
             result,
             files=found.files,
@@ -181,10 +200,18 @@ class JailBackend:
     def _warm(self) -> Fleet:
         fleet = self._fleet
         if fleet is None or fleet.process != os.getpid():
+            self._sweep()
             fleet = self._fleet = Fleet(self.facts)
             # At exit too, when nobody has closed the backend.
             weakref.finalize(self, fleet.close)
         return fleet
+
+    def _sweep(self) -> None:
+        """Remove the control groups that crashed processes left; their jails died with them."""
+        if self.facts.cgroup is not None and "cgroup" not in self.disabled:
+            from ..linux import cgroup
+
+            cgroup.sweep(self.facts.cgroup)
 
     def _result(
         self, plan: Plan, watch: JailWatch, ended: Ended, report: Report, jail: Jail
@@ -208,7 +235,7 @@ class JailBackend:
             limit_hit=found.limit_hit,
             stdout=stdout.text(),
             stderr=stderr.text(),
-            truncated=stdout.truncated or stderr.truncated,
+            truncated=stdout.truncated or stderr.truncated or report.truncated,
             value=report.value,
             error=report.error if found.exit_code != 0 else None,
             usage=Usage(
@@ -317,7 +344,7 @@ def _start_message(request: Request, spec: Spec) -> tuple[bytes, dict[str, colle
     stamp = time.time_ns()
     env = {
         "PATH": jail_plan.GUEST_PATH,
-        "HOME": jail_plan.root.WORK,
+        "HOME": root.WORK,
         "TMPDIR": "/tmp",
         "LANG": "C.UTF-8",
         "USER": "user",
@@ -331,5 +358,5 @@ def _start_message(request: Request, spec: Spec) -> tuple[bytes, dict[str, colle
         "files": [(name, len(data), stamp) for name, data in files.items()],
     }
     head = marshal.dumps(start)
-    before = {name: (stamp, len(data), 0) for name, data in files.items()}
+    before: dict[str, collect.Stamp] = {n: (stamp, len(data), 0) for n, data in files.items()}
     return b"".join((len(head).to_bytes(4, "big"), head, *files.values(), program)), before

@@ -1,8 +1,8 @@
 """What a jail is made of: the pure half of the `jail` backend.
 
-From a policy, a request and the host's facts: which layers apply, what each policy field is held by,
-and two descriptions in plain values. `Outer` says which zygote can serve the run, `Shape` how its
-inner jail is made. Runs with equal ones can use each other's warm zygotes and parked jails.
+From a policy, a request and the host's facts: which layers apply, what each policy field is held
+by, and two descriptions in plain values. `Outer` says which zygote can serve the run, `Shape` how
+its inner jail is made. Runs with equal ones can use each other's warm zygotes and parked jails.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import re
 import resource
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -23,8 +22,7 @@ from ..guest import protocol
 from ..interpreter import find as find_interpreter
 from ..linux import root
 from ..policy import Policy
-from ..types import Enforcement, Request
-from .base import absent, best_effort, enforced
+from ..types import Request
 
 if TYPE_CHECKING:
     from ..linux.probe import HostFacts
@@ -50,7 +48,8 @@ _PRIVATE = {"/tmp": root.TMP, "/var/tmp": root.TMP, "/dev/shm": root.SHM}
 DATA_MODULES = ("numpy", "pandas", "matplotlib")
 BARE_MODULES = (
     "collections", "contextlib", "dataclasses", "datetime", "enum", "functools", "itertools",
-    "json", "math", "operator", "random", "re", "string", "threading", "time", "traceback", "typing",
+    "json", "math", "operator", "random", "re", "string", "threading", "time", "traceback",
+    "typing",
 )  # fmt: skip
 # Programs that name one of these may want a loopback interface: it costs half a millisecond.
 _SOCKET_MODULES = frozenset((
@@ -140,159 +139,13 @@ class Spec:
 
 
 def active_layers(facts: HostFacts, disabled: frozenset[str]) -> frozenset[str]:
-    there = {"landlock": facts.landlock_abi > 0, "cgroup": facts.cgroup is not None}
+    grouped = facts.cgroup is not None and "cgroup" not in disabled
+    there = {
+        "landlock": facts.landlock_abi > 0,
+        "cgroup": facts.cgroup is not None,
+        "watchdog": not grouped,  # then the kernel counts
+    }
     return frozenset(name for name in LAYERS if there.get(name, True)) - disabled
-
-
-# -- the report --------------------------------------------------------------------------------------
-
-
-def enforcement(
-    policy: Policy, request: Request, facts: HostFacts, active: frozenset[str]
-) -> dict[str, Enforcement]:
-    """Every policy field, and what will hold it with these layers."""
-    report = dict(_limits(policy, facts, active))
-    report["network"] = _network(policy, facts, active)
-    report["filesystem"] = _filesystem(facts, active)
-    report["mounts"] = _mounts(request, active)
-    if policy.limits.fuel is not None:
-        report["fuel"] = absent("a process has no fuel; the wasm backend counts it")
-    if policy.modules.active:
-        report["modules"] = enforced("import lint before the run; a lint, not a boundary")
-    return report
-
-
-def _limits(
-    policy: Policy, facts: HostFacts, active: frozenset[str]
-) -> Iterator[tuple[str, Enforcement]]:
-    group = f"cgroup v{facts.cgroup.version}" if facts.cgroup and "cgroup" in active else ""
-    limits = policy.limits
-    cpus = limits.cpus
-    yield "timeout", enforced("the host's clock, then init and the kernel end the pid namespace")
-
-    if group:
-        yield "memory", enforced(f"{group} memory controller, the whole tree and its files")
-    elif "watchdog" in active and "seccomp" in active:
-        extra = ", RLIMIT_DATA for each process" if "rlimits" in active else ""
-        yield "memory", enforced(f"init counts the tree and its files 50 times a second{extra}")
-    elif "watchdog" in active:
-        yield "memory", best_effort("init counts the tree, but memfd_create is open without seccomp")
-    elif "rlimits" in active:
-        yield "memory", best_effort("RLIMIT_DATA, each process for itself")
-    else:
-        yield "memory", absent("no cgroup, no rlimits, no watchdog")
-
-    if group:
-        yield "cpus", enforced(f"{group} cpu controller")
-    elif cpus >= len(facts.cpus):
-        yield "cpus", enforced("this machine has no more cores than allowed")
-    elif "seccomp" not in active:
-        yield "cpus", best_effort("affinity, which a program can change without seccomp")
-    elif cpus == int(cpus):
-        yield "cpus", enforced(f"affinity to {int(cpus)} of {len(facts.cpus)} cores")
-    elif "watchdog" in active:
-        yield (
-            "cpus",
-            enforced(
-                f"affinity to {math.ceil(cpus)} of {len(facts.cpus)} cores, and init ends the run at "
-                f"{cpus * limits.timeout:g} seconds of processor time"
-            ),
-        )
-    else:
-        yield "cpus", absent("no cgroup and no watchdog")
-
-    if group:
-        also = ", RLIMIT_NPROC behind it" if "rlimits" in active else ""
-        yield "processes", enforced(f"{group} pids controller{also}")
-    elif "rlimits" in active and "namespaces" in active:
-        yield "processes", enforced("RLIMIT_NPROC in a user namespace of the run's own")
-    else:
-        yield "processes", absent("no cgroup and no RLIMIT_NPROC in a user namespace")
-
-    yield "disk", _disk(policy, active)
-    yield (
-        "output",
-        enforced("the host keeps head and tail and drops the rest")
-        if "output_cap" in active
-        else absent("the cap is off"),
-    )
-    yield (
-        "open_files",
-        enforced("RLIMIT_NOFILE") if "rlimits" in active else absent("rlimits are off"),
-    )
-
-
-def disk_size(policy: Policy) -> int:
-    """The work directory is memory: unless asked for, it takes at most half of it."""
-    limits = policy.limits
-    if "disk" in policy.explicit:
-        return limits.disk
-    return min(limits.disk, limits.memory // 2)
-
-
-def _disk(policy: Policy, active: frozenset[str]) -> Enforcement:
-    size = disk_size(policy)
-    if size > policy.limits.memory:
-        return absent(
-            f"the work directory is in memory, and {policy.limits.memory} bytes of memory cannot "
-            f"hold {size} bytes of disk"
-        )
-    mounts = "; a writable mount is the host's, RLIMIT_FSIZE holds each file in it"
-    return enforced(
-        f"a memory file system of {size} bytes and {_inodes(size)} inodes for all it writes"
-        f"{mounts if 'rlimits' in active else ''}"
-    )
-
-
-def _inodes(size: int) -> int:
-    return max(_INODES_LEAST, size // _BYTES_AN_INODE)
-
-
-def _network(policy: Policy, facts: HostFacts, active: frozenset[str]) -> Enforcement:
-    match policy.network.mode:
-        case "any":
-            return enforced("open, as the policy asks")
-        case "hosts":
-            return absent("a list of hosts needs the proxy, which is not built yet")
-    families = ", seccomp for the other socket families" if "seccomp" in active else ""
-    if "namespaces" in active:
-        return enforced(f"an empty network namespace{families}")
-    if "seccomp" in active:
-        return enforced("seccomp refuses every socket but AF_UNIX")
-    return absent("no network namespace and no seccomp")
-
-
-def _filesystem(facts: HostFacts, active: frozenset[str]) -> Enforcement:
-    parts = [
-        *(["a root of its own"] if "pivot_root" in active else []),
-        *([f"Landlock ABI {facts.landlock_abi}"] if "landlock" in active else []),
-        *(["no capabilities"] if "capabilities" in active else []),
-    ]
-    if "pivot_root" in active:
-        return enforced(", ".join(parts))
-    return best_effort(", ".join((*parts, "the host's tree is in sight")))
-
-
-def _mounts(request: Request, active: frozenset[str]) -> Enforcement:
-    if not request.mounts:
-        return enforced("none asked for")
-    for mount in request.mounts:
-        if mount.dst.split("/")[1:2] in (["proc"], ["dev"], ["sys"]):
-            return absent(f"{mount.dst!r} is not a place to mount on")
-    return enforced("bind mounts in the jail's own root")
-
-
-def shortcomings(facts: HostFacts) -> Iterator[str]:
-    """What this host lacks, each with its consequence."""
-    if not facts.landlock_abi:
-        yield "no Landlock: one layer less"
-    elif facts.landlock_abi < 6:
-        yield f"Landlock ABI {facts.landlock_abi}: a network namespace for every run, 0.5 ms more"
-    if facts.cgroup is None:
-        yield "no writable cgroup: memory and processor time are counted by init"
-
-
-# -- the plan ----------------------------------------------------------------------------------------
 
 
 def spec(policy: Policy, request: Request, facts: HostFacts, active: frozenset[str]) -> Spec:
@@ -335,6 +188,18 @@ def spec(policy: Policy, request: Request, facts: HostFacts, active: frozenset[s
     )
 
 
+def disk_size(policy: Policy) -> int:
+    """The work directory is memory: unless asked for, it takes at most half of it."""
+    limits = policy.limits
+    if "disk" in policy.explicit:
+        return limits.disk
+    return min(limits.disk, limits.memory // 2)
+
+
+def inode_count(size: int) -> int:
+    return max(_INODES_LEAST, size // _BYTES_AN_INODE)
+
+
 def imported(code: str) -> frozenset[str]:
     """The top-level names of what the program seems to import. A guess that decides only speed."""
     return frozenset(
@@ -368,7 +233,7 @@ def _shape(
     size = disk_size(policy)
     return Shape(
         disk=size,
-        inodes=_inodes(size),
+        inodes=inode_count(size),
         own_network=own_network,
         tcp=own_network or policy.network.mode == "any",
         families=families,
@@ -488,9 +353,11 @@ def _view(
     early: list[tuple[str, str, str, Inside]] = []
     closed = tuple(source for source, _, mode in mounts if mode == "ro")
     for source, destination, mode in (*places, *mounts):
-        inside = [(_below(path, source), "hide") for path in _real(hidden) if inside_any(path, (source,))]
+        below = [path for path in _real(hidden) if inside_any(path, (source,))]
+        inside = [(os.path.relpath(path, source), "hide") for path in below]
         if mode == "rw":
-            inside += [(_below(path, source), "ro") for path in closed if path.startswith(source + "/")]
+            below = [path for path in closed if path.startswith(source + "/")]
+            inside += [(os.path.relpath(path, source), "ro") for path in below]
         private = _private_place(destination)
         if private is None:
             early.append((source, destination, mode, tuple(inside)))
@@ -504,10 +371,6 @@ def _view(
 
 def _real(paths: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(each for path in paths for each in (path, os.path.realpath(path))))
-
-
-def _below(path: str, directory: str) -> str:
-    return os.path.relpath(path, directory)
 
 
 def _private_place(path: str) -> str | None:

@@ -134,7 +134,7 @@ class PortableBackend:
             shown.append(display)
             emit(Displayed(id=request.id, display=display))
 
-        report = Report(on_display=show)
+        report = Report(max_value=plan.policy.limits.output, on_display=show)
         program = run_frame(request, spec.file or "") if spec.worker else b""
         files = self._files()
         with self._directory(files) as root:
@@ -333,7 +333,7 @@ class PortableBackend:
             limit_hit=verdict.limit_hit,
             stdout=stdout.text(),
             stderr=stderr.text(),
-            truncated=stdout.truncated or stderr.truncated,
+            truncated=stdout.truncated or stderr.truncated or report.truncated,
             value=report.value,
             error=report.error if verdict.exit_code != 0 else None,
             displays=shown,

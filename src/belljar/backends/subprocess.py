@@ -151,7 +151,7 @@ class SubprocessBackend:
             shown.append(display)
             emit(Displayed(id=request.id, display=display))
 
-        report = Report(on_display=show)
+        report = Report(max_value=plan.policy.limits.output, on_display=show)
         program = run_frame(request, spec.file or "") if spec.worker else b""
         files = dict(request.files)
         if spec.file and request.code is not None:
@@ -372,7 +372,7 @@ class SubprocessBackend:
             limit_hit=found.limit_hit,
             stdout=stdout.text(),
             stderr=stderr.text(),
-            truncated=stdout.truncated or stderr.truncated,
+            truncated=stdout.truncated or stderr.truncated or report.truncated,
             value=report.value,
             error=report.error if found.exit_code != 0 else None,
             usage=Usage(

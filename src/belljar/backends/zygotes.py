@@ -1,7 +1,8 @@
-"""The host's side of the warm fork servers: starting them, taking ready jails from them, ending them.
+"""The host's side of the warm fork servers: starting them, taking ready jails from them, ending
+them.
 
-A `Zygote` is one process of `linux/zygote.py`. For every `Shape` that runs ask for it has a shelf: a
-socket on which the init of each new jail announces itself, with the run's descriptors in the same
+A `Zygote` is one process of `linux/zygote.py`. For every `Shape` that runs ask for it has a shelf:
+a socket on which the init of each new jail announces itself, with the run's descriptors in the same
 message. A parked jail is therefore a message that nobody has read yet, and costs this process
 nothing. `Fleet` keeps one zygote for every `Outer`, retires it after so many runs, and replaces one
 that died. Everything here is called from many threads.
@@ -14,6 +15,7 @@ import itertools
 import marshal
 import os
 import secrets
+import select
 import socket
 import subprocess
 import sys
@@ -44,7 +46,7 @@ _ENVIRONMENT = {
 _START_SECONDS = 60.0
 _RUNS_A_ZYGOTE = 2000  # its children share address layout and hash seed: not for ever
 _SHELVES_A_ZYGOTE = 4
-_PARKED_LEAST, _PARKED_MOST = 2, 8
+_PARKED_LEAST = 2
 _FIRST_ID, _IDS = 1_900_000_000, 65_536
 _turns = itertools.count()
 
@@ -60,16 +62,34 @@ class Jail:
         self._shelf = shelf
         self._open = {self.work, self.pidfd}
 
-    def replenish(self) -> None:
-        """Have the next one made; call it when this one is busy."""
-        self._shelf.zygote.replenish(self._shelf)
+    def replenish(self, most: int) -> None:
+        """Have the next ones made, so that at most `most` are parked."""
+        self._shelf.zygote.replenish(self._shelf, most)
 
-    def release(self) -> None:
-        """The run is over and everything read. The pipes and sockets are closed by their reader."""
+    def alive(self) -> bool:
+        """Whether nobody killed it while it was parked."""
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return not poll.poll(0)
+
+    def drop(self) -> None:
+        """Close everything, unused; its taker gives it back."""
+        for fd in (self.stdin, self.stdout, self.stderr, self.work, self.pidfd):
+            os.close(fd)
+        self.run.close()
+        self.frames.close()
+
+    def release(self, *, keep: bool) -> None:
+        """The run is over and everything read. The pipes and sockets are closed by their reader.
+
+        Unless `keep`, nothing that was made for this kind of run is kept for the next.
+        """
         for fd in self._open:
             os.close(fd)
         self._open.clear()
         self._shelf.zygote.released(self._shelf, self.group)
+        if not keep:
+            self._shelf.zygote.discard_idle(self._shelf)
 
 
 class Shelf:
@@ -176,19 +196,23 @@ class Zygote:
             fds.frombytes(data)
         word, _, rest = words.decode("utf-8", "replace").partition(" ")
         if word == "ready":
-            return Jail(shelf, shelf.groups.get(rest), list(fds))
+            jail = Jail(shelf, shelf.groups.get(rest), list(fds))
+            if not jail.alive():
+                jail.drop()
+                raise ZygoteDied("a parked jail was killed", retryable=True)
+            return jail
         if word == "failed":
             group, _, why = rest.partition(" ")
             self._give_back(shelf, shelf.groups.get(group))
             raise BackendFailed(f"the jail could not be set up: {why}")
         raise ZygoteDied("the jail's zygote died", retryable=True)
 
-    def replenish(self, shelf: Shelf) -> None:
+    def replenish(self, shelf: Shelf, most: int) -> None:
         """Park as many as demand suggests; a shape that was used once may never be used again."""
         with self._lock:
             if self.retired or shelf.uses < 2 or shelf.number not in self._known():
                 return
-            while shelf.available < min(max(_PARKED_LEAST, shelf.busy), _PARKED_MOST):
+            while shelf.available < min(max(_PARKED_LEAST, shelf.busy), most):
                 self._order(shelf)
 
     def released(self, shelf: Shelf, group: Group | None) -> None:
@@ -227,6 +251,11 @@ class Zygote:
         shelf.theirs.close()
         return shelf
 
+    def discard_idle(self, shelf: Shelf) -> None:
+        with self._lock:
+            if not shelf.busy and self._shelves.get(shelf.shape) is shelf:
+                self._discard(shelf)
+
     def _discard(self, shelf: Shelf) -> None:
         """Its parked jails end when nobody holds their descriptors any more."""
         del self._shelves[shelf.shape]
@@ -251,7 +280,7 @@ class Zygote:
         shelf.available += 1
 
     def _group(self, shelf: Shelf) -> str:
-        """The name of a control group with the limits of the shelf's shape; empty without cgroups."""
+        """The name of a control group with the limits of the shape; empty without cgroups."""
         if "cgroup" not in self.outer.layers or self.facts.cgroup is None:
             return ""
         if shelf.free:

@@ -106,9 +106,11 @@ class Group:
         self._released, self._processes, self._quota = False, processes, quota
         self._earlier = {"oom_kill": 0, "max": 0}
         self._lock = -1
+        made: list[str] = []
         try:
             for path in self._paths:
                 os.mkdir(path)
+                made.append(path)
             self._lock = os.open(self._paths[0], os.O_RDONLY | os.O_DIRECTORY)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             self._write(self._pids, "pids.max", str(processes))
@@ -124,6 +126,7 @@ class Group:
                 self._write_if_there(self._memory, "memory.oom.group", "1")
                 self._write(self._cpu, "cpu.max", f"{quota} {period}")
         except OSError as error:
+            self._paths = made  # and nobody else's of the same name
             self.remove()
             raise BackendFailed(f"cannot make a control group: {error}", retryable=True) from error
 

@@ -1,8 +1,8 @@
 """The file tree that a jail sees, built from nothing: a small memory file system and bind mounts.
 
-`build` runs in a mount namespace of its own. Both pivots are needed: the first moves the host's tree
-aside to /old, whatever it is called there, the second throws it away. Nothing of the host is left to
-be reached afterwards but the mounts that the view names.
+`build` runs in a mount namespace of its own. Both pivots are needed: the first moves the host's
+tree aside to /old, whatever it is called there, the second throws it away. Nothing of the host is
+left to be reached afterwards but the mounts that the view names.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# A run's memory file system is mounted below here: Landlock finds the rule for a file on the parents
-# of a mount point, never on the mount point that it hides.
+# A run's memory file system is mounted below here: Landlock finds the rule for a file on the
+# parents of a mount point, never on the mount point that it hides.
 SANDBOX, RUN = "/sandbox", "/sandbox/run"
 WORK, TMP, SHM = "/sandbox/run/work", "/sandbox/run/tmp", "/sandbox/run/shm"
 # Where mounts wait that go below one of those, until the run has mounted it.
@@ -31,7 +31,8 @@ _LINKS = (
     ("dev/stderr", "/proc/self/fd/2"),
 )  # fmt: skip
 _ETC = {
-    "passwd": "root:x:0:0:root:/:/usr/sbin/nologin\nuser:x:1000:1000:user:/sandbox/run/work:/bin/sh\n"
+    "passwd": "root:x:0:0:root:/:/usr/sbin/nologin\n"
+    "user:x:1000:1000:user:/sandbox/run/work:/bin/sh\n"
     "nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
     "group": "root:x:0:\nuser:x:1000:\nnogroup:x:65534:\n",
     "hosts": "127.0.0.1 localhost belljar\n::1 localhost\n",
@@ -47,8 +48,8 @@ def build(view: dict[str, Any]) -> None:
     """Make the tree of `view` this process's root. /proc still is the host's: see `own_proc`.
 
     `view`: `show` is a list of (source, destination, "ro" or "rw", inside), `links` of (path,
-    target), `hide` of paths, `waiting` of (source, mode, inside) for mounts that a run itself puts into place;
-    `probe` says whether to leave something there that only Landlock protects.
+    target), `hide` of paths, `waiting` of (source, mode, inside) for mounts that a run itself puts
+    into place; `probe` says whether to leave something there that only Landlock protects.
     """
     syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
     syscalls.mount("tmpfs", "/tmp", "tmpfs", _QUIET, "size=4m,mode=755")
@@ -110,8 +111,8 @@ def prepare_run(*, uid: int, disk: int, inodes: int, waiting: list[tuple[str, st
 
 
 def _show(source: str, destination: str, mode: str, inside: list[tuple[str, str]]) -> None:
-    """Bind a path of the host. `inside` is a list of (relative path, what): "ro" closes a part of it
-    for writing, "rw" only nails a directory down so that it cannot be renamed, "hide" covers it.
+    """Bind a path of the host. `inside` is a list of (relative path, what): "ro" closes a part of
+    it for writing, "rw" only nails a directory down so that it cannot be renamed, "hide" covers it.
     """
     _bind("/old" + source, destination)
     _set_mode(destination, mode)

@@ -20,59 +20,68 @@ if TYPE_CHECKING:
 
     Action = int | tuple[bytes, ...]
 
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
 # What programs are made of. Sorted by what it is for, not by name.
-ALLOWED = """
+ALLOWED = _words("""
     read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek close close_range
     open openat openat2 creat dup dup2 dup3 fcntl flock ioctl pipe pipe2 sendfile splice tee
     copy_file_range fadvise64 readahead fallocate truncate ftruncate fsync fdatasync sync syncfs
     sync_file_range
     stat fstat lstat newfstatat statx statfs fstatfs access faccessat faccessat2 readlink readlinkat
-    getdents getdents64 getcwd chdir fchdir umask mkdir mkdirat rmdir unlink unlinkat rename renameat
-    renameat2 link linkat symlink symlinkat mknod mknodat chmod fchmod fchmodat fchmodat2 chown fchown
-    lchown fchownat utime utimes futimesat utimensat cachestat
+    getdents getdents64 getcwd chdir fchdir umask mkdir mkdirat rmdir unlink unlinkat rename
+    renameat renameat2 link linkat symlink symlinkat mknod mknodat chmod fchmod fchmodat fchmodat2
+    chown fchown lchown fchownat utime utimes futimesat utimensat cachestat
     getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr setxattr lsetxattr fsetxattr
-    removexattr lremovexattr fremovexattr inotify_init inotify_init1 inotify_add_watch inotify_rm_watch
-    mmap munmap mremap mprotect msync mincore madvise brk mlock mlock2 munlock munlockall membarrier
-    memfd_create pkey_alloc pkey_free pkey_mprotect get_mempolicy mseal
+    removexattr lremovexattr fremovexattr inotify_init inotify_init1 inotify_add_watch
+    inotify_rm_watch mmap munmap mremap mprotect msync mincore madvise brk mlock mlock2 munlock
+    munlockall membarrier memfd_create pkey_alloc pkey_free pkey_mprotect get_mempolicy mseal
     clone fork vfork execve execveat exit exit_group wait4 waitid set_tid_address rseq
     set_robust_list get_robust_list futex futex_waitv futex_wake futex_wait futex_requeue
     arch_prctl get_thread_area set_thread_area prctl restart_syscall
     kill tkill tgkill rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigtimedwait
     rt_sigsuspend rt_sigqueueinfo rt_tgsigqueueinfo sigaltstack signalfd signalfd4 pidfd_open
     pidfd_send_signal alarm pause getitimer setitimer
-    getpid getppid gettid getuid geteuid getgid getegid getresuid getresgid getgroups getpgid getpgrp
-    getsid setsid setpgid setuid setgid setreuid setregid setresuid setresgid setfsuid setfsgid
-    setgroups capget
+    getpid getppid gettid getuid geteuid getgid getegid getresuid getresgid getgroups getpgid
+    getpgrp getsid setsid setpgid setuid setgid setreuid setregid setresuid setresgid setfsuid
+    setfsgid setgroups capget
     getrlimit setrlimit prlimit64 getrusage times sysinfo uname getpriority setpriority ioprio_get
     sched_yield sched_getaffinity sched_setaffinity sched_getparam sched_getscheduler sched_getattr
     sched_get_priority_max sched_get_priority_min sched_rr_get_interval getcpu
-    nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time timer_create timer_settime
-    timer_gettime timer_getoverrun timer_delete timerfd_create timerfd_settime timerfd_gettime
-    select pselect6 poll ppoll epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2
-    eventfd eventfd2 getrandom
-    socket socketpair bind connect listen accept accept4 getsockname getpeername getsockopt setsockopt
-    sendto recvfrom sendmsg recvmsg sendmmsg recvmmsg shutdown
-""".split()
+    nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time timer_create
+    timer_settime timer_gettime timer_getoverrun timer_delete timerfd_create timerfd_settime
+    timerfd_gettime select pselect6 poll ppoll epoll_create epoll_create1 epoll_ctl epoll_wait
+    epoll_pwait epoll_pwait2 eventfd eventfd2 getrandom
+    socket socketpair bind connect listen accept accept4 getsockname getpeername getsockopt
+    setsockopt sendto recvfrom sendmsg recvmsg sendmmsg recvmmsg shutdown
+""")
 
 # What the set-up of a run needs between BASE and DELTA.
-SETUP = """
+SETUP = _words("""
     mount umount2 unshare setns capset seccomp landlock_create_ruleset landlock_add_rule
     landlock_restrict_self clone3
-""".split()
+""")
 
 # Each of these has been a way out of, or around, a sandbox; none is needed by a program of ours.
-CLOSED = """
+CLOSED = _words("""
     acct add_key adjtimex bpf chroot clock_adjtime clock_settime delete_module fanotify_init
-    fanotify_mark finit_module fsconfig fsmount fsopen fspick init_module ioperm iopl ioprio_set kcmp
-    kexec_file_load kexec_load keyctl listmount lookup_dcookie lsm_set_self_attr map_shadow_stack mbind
-    memfd_secret migrate_pages mlockall modify_ldt mount_setattr move_mount move_pages
-    name_to_handle_at open_by_handle_at open_tree perf_event_open personality pidfd_getfd pivot_root
-    process_madvise process_mrelease process_vm_readv process_vm_writev ptrace quotactl quotactl_fd
-    reboot remap_file_pages request_key sched_setattr sched_setparam sched_setscheduler set_mempolicy
-    set_mempolicy_home_node setdomainname sethostname settimeofday statmount swapoff swapon syslog
-    userfaultfd vhangup vmsplice
-""".split()
+    fanotify_mark finit_module fsconfig fsmount fsopen fspick init_module ioperm iopl ioprio_set
+    kcmp kexec_file_load kexec_load keyctl listmount lookup_dcookie lsm_set_self_attr
+    map_shadow_stack mbind memfd_secret migrate_pages mlockall modify_ldt mount_setattr move_mount
+    move_pages name_to_handle_at open_by_handle_at open_tree perf_event_open personality pidfd_getfd
+    pivot_root process_madvise process_mrelease process_vm_readv process_vm_writev ptrace quotactl
+    quotactl_fd reboot remap_file_pages request_key sched_setattr sched_setparam sched_setscheduler
+    set_mempolicy set_mempolicy_home_node setdomainname sethostname settimeofday statmount swapoff
+    swapon syslog userfaultfd vhangup vmsplice
+""")
 
+# Calls that give a file its mode, and which argument that is: no file of a guest's is ever set-id.
+_MODES = {
+    "chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "open": 2, "openat": 3, "creat": 1,
+}  # fmt: skip
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
 _NAMESPACES = 0x7E02_0000  # every CLONE_NEW* that clone knows
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
@@ -88,10 +97,13 @@ _ARCH = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
 
 def base(machine: str = syscalls.MACHINE) -> bytes:
     """The filter of a zygote and of everything below it."""
-    actions: dict[str, Action] = {name: _ALLOW for name in (*ALLOWED, *SETUP)}
-    actions |= {name: _EPERM for name in CLOSED}
+    actions: dict[str, Action] = dict.fromkeys((*ALLOWED, *SETUP), _ALLOW)
+    actions |= dict.fromkeys(CLOSED, _EPERM)
     actions["mknod"] = _node(1)
     actions["mknodat"] = _node(2)
+    for name, argument in _MODES.items():
+        actions[name] = _no_set_id(argument)
+    actions["openat2"] = _ENOSYS  # its mode is in memory, out of a filter's sight
     return _search(actions, _ENOSYS, machine)
 
 
@@ -103,10 +115,9 @@ def delta(
     `memfd=False` closes memfd_create, whose pages only a memory cgroup would count;
     `affinity=False` keeps a guest on the cores it was given.
     """
-    actions: dict[str, Action] = {name: _EPERM for name in SETUP}
-    actions["clone3"] = (
-        _ENOSYS  # its flags are in memory, out of a filter's sight; clone is tried next
-    )
+    actions: dict[str, Action] = dict.fromkeys(SETUP, _EPERM)
+    # Its flags are in memory, out of a filter's sight; the C library tries clone next.
+    actions["clone3"] = _ENOSYS
     actions["clone"] = (
         _argument(0),
         _op(_ANY_BIT, _NAMESPACES, 0, 1),
@@ -123,9 +134,19 @@ def delta(
     return _search(actions, _ALLOW, machine)
 
 
+def _no_set_id(argument: int) -> tuple[bytes, ...]:
+    return (
+        _argument(argument),
+        _op(_ANY_BIT, 0o6000, 0, 1),
+        _op(_RETURN, _EPERM),
+        _op(_RETURN, _ALLOW),
+    )
+
+
 def _node(argument: int) -> tuple[bytes, ...]:
     """mknod makes pipes, sockets and files, never devices."""
-    body = [_argument(argument), _op(_AND, 0o170000)]
+    body = [_argument(argument), _op(_ANY_BIT, 0o6000, 0, 1), _op(_RETURN, _EPERM)]
+    body.append(_op(_AND, 0o170000))
     for kind in (0, _FIFO, _REGULAR, _SOCKET):
         body += [_op(_EQUAL, kind, 0, 1), _op(_RETURN, _ALLOW)]
     return (*body, _op(_RETURN, _EPERM))

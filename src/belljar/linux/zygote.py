@@ -3,21 +3,23 @@
 Theory of operation
 
     host ──exec──> launcher: builds the root, enters the namespaces, waits for the zygote and ends
-                     └─fork─> zygote (this file): pid 1 of the outer pid namespace. Empty environment,
+                     └─fork─> zygote (this file): pid 1 of the outer pid namespace. Empty
+                     environment,
                               no secrets, one thread, modules preloaded, BASE filter on
                                 └─fork─> init of a run ─fork─> guest      (inner.py)
 
 The outer jail is made once: user, pid, mount, ipc, uts and (unless the policy opens it) network
-namespaces, a root of our own (root.py), no_new_privs. As root its user namespace maps a high range of
-host ids, so that nobody in there is anybody outside, and every run gets an id of its own; an ordinary
-user has one id to map, his own.
+namespaces, a root of our own (root.py), no_new_privs. As root its user namespace maps a high range
+of host ids, so that nobody in there is anybody outside, and every run gets an id of its own; an
+ordinary user has one id to map, his own.
 
-The host writes marshalled dicts on the control socket (SOCK_SEQPACKET, descriptors ride along); it is
-the same interpreter on both sides, and nobody else holds that socket. We answer once, with one line.
-Everything about a run goes over the shelf socket named in the order, straight from its init.
+The host writes marshalled dicts on the control socket (SOCK_SEQPACKET, descriptors ride along); it
+is the same interpreter on both sides, and nobody else holds that socket. We answer once, with one
+line. Everything about a run goes over the shelf socket named in the order, straight from its init.
 
-Who kills whom: when the host closes the control socket, or dies, we exit; as we are pid 1 the kernel
-kills every run. When the launcher dies we die (PR_SET_PDEATHSIG). Program code never runs in here.
+Who kills whom: when the host closes the control socket, or dies, we exit; as we are pid 1 the
+kernel kills every run. When the launcher dies we die (PR_SET_PDEATHSIG). Program code never runs in
+here.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ import marshal
 import os
 import sys
 
-from . import inner, landlock, namespaces, root, seccomp, seccomp_jail, syscalls
+from . import inner, landlock, root, run_guest, seccomp, seccomp_jail, syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ _ALL = (
 
 
 def main(control: int) -> None:
-    """Become the zygote that the first message on `control` describes, and serve until it closes."""
+    """Become the zygote that the first message on `control` describes; serve until it closes."""
     sock = _socket.socket(fileno=control)
     spec: dict[str, Any] = marshal.loads(sock.recv(_MESSAGE))
     try:
@@ -123,9 +125,9 @@ def _write(path: str, text: bytes) -> None:
         os.close(fd)
 
 
-def _settle(spec: dict[str, Any]) -> inner.Settled:
+def _settle(spec: dict[str, Any]) -> run_guest.Settled:
     """Everything that runs share and that can be done beforehand; the BASE filter comes last."""
-    settled = inner.Settled()
+    settled = run_guest.Settled()
     settled.layers = frozenset(spec["layers"])
     settled.last_capability = spec["last_capability"]
     _preload(settled, spec)
@@ -136,9 +138,7 @@ def _settle(spec: dict[str, Any]) -> inner.Settled:
         devices = [f"/dev/{name}" for name in root.DEVICES]
         writable = [root.SANDBOX, *spec["writable"]]
         for tcp in (False, True):
-            settled.rulesets[tcp] = landlock.build(
-                ("/",), writable, devices, close_network=not tcp
-            )
+            settled.rulesets[tcp] = landlock.build(("/",), writable, devices, close_network=not tcp)
     _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)  # the kernel collects our dead by itself
     syscalls.no_new_privileges()
     if "seccomp" in settled.layers:
@@ -152,7 +152,7 @@ def _settle(spec: dict[str, Any]) -> inner.Settled:
     return settled
 
 
-def _preload(settled: inner.Settled, spec: dict[str, Any]) -> None:
+def _preload(settled: run_guest.Settled, spec: dict[str, Any]) -> None:
     package = type(sys)("belljar_guest")
     package.__path__ = [spec["guest"]]
     sys.modules["belljar_guest"] = package
@@ -191,6 +191,8 @@ def _rehearsal(worker: Any) -> Any:
     nobody's.
     """
 
+    kept: Any = None
+
     def rehearse() -> None:
         nonlocal kept
         main = sys.modules["__main__"]
@@ -201,15 +203,16 @@ def _rehearsal(worker: Any) -> Any:
         worker.protocol.loads(worker.protocol.dumps({"code": "", "args": [], "context": {}}))
         os.environ.clear()
         os.environ.update(PATH="/usr/bin:/bin", LANG="C.UTF-8")
-        inner.rehearse_finish()
+        run_guest.rehearse_finish()
         sys.modules["__main__"] = main
         del builtins.display  # type: ignore[attr-defined]
 
-    kept: Any = None
     return rehearse
 
 
-def _serve(control: _socket.socket, settled: inner.Settled, ids: tuple[int, int] | None) -> None:
+def _serve(
+    control: _socket.socket, settled: run_guest.Settled, ids: tuple[int, int] | None
+) -> None:
     own_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     shelves: dict[int, int] = {}
     turn = 0

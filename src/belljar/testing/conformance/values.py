@@ -119,6 +119,14 @@ class Values(Backed):
             """)
         json.dumps(result.to_dict(), allow_nan=False)
 
+    def test_a_value_over_the_output_limit_is_dropped_and_said_so(self, jar: Jar) -> None:
+        assert jar.run("'x' * 2000").value == "x" * 2000
+        result = jar.run("'x' * 2000", output="1K")
+        assert result.success
+        assert result.value is None
+        assert result.truncated
+        assert any("value" in warning for warning in result.warnings)
+
     def test_a_dataframe_goes_in_and_comes_back(self, jar: Jar) -> None:
         pandas = pytest.importorskip("pandas")
         pytest.importorskip("pyarrow")

@@ -1,0 +1,148 @@
+"""What holds each policy field in a jail, in words: the enforcement report and the host's lacks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ..policy import Policy
+from ..types import Enforcement, Request
+from .base import absent, best_effort, enforced
+from .jail_plan import disk_size, inode_count
+
+if TYPE_CHECKING:
+    from ..linux.probe import HostFacts
+
+
+def enforcement(
+    policy: Policy, request: Request, facts: HostFacts, active: frozenset[str]
+) -> dict[str, Enforcement]:
+    """Every policy field, and what will hold it with these layers."""
+    report = dict(_limits(policy, facts, active))
+    report["network"] = _network(policy, facts, active)
+    report["filesystem"] = _filesystem(facts, active)
+    report["mounts"] = _mounts(request, active)
+    if policy.limits.fuel is not None:
+        report["fuel"] = absent("a process has no fuel; the wasm backend counts it")
+    if policy.modules.active:
+        report["modules"] = enforced("import lint before the run; a lint, not a boundary")
+    return report
+
+
+def _limits(
+    policy: Policy, facts: HostFacts, active: frozenset[str]
+) -> Iterator[tuple[str, Enforcement]]:
+    group = f"cgroup v{facts.cgroup.version}" if facts.cgroup and "cgroup" in active else ""
+    limits = policy.limits
+    cpus = limits.cpus
+    yield "timeout", enforced("the host's clock, then init and the kernel end the pid namespace")
+
+    if group:
+        yield "memory", enforced(f"{group} memory controller, the whole tree and its files")
+    elif "watchdog" in active and "seccomp" in active:
+        extra = ", RLIMIT_DATA for each process" if "rlimits" in active else ""
+        yield "memory", enforced(f"init counts the tree and its files 50 times a second{extra}")
+    elif "watchdog" in active:
+        yield "memory", best_effort("init counts the tree, but not memfd, open without seccomp")
+    elif "rlimits" in active:
+        yield "memory", best_effort("RLIMIT_DATA, each process for itself")
+    else:
+        yield "memory", absent("no cgroup, no rlimits, no watchdog")
+
+    if group:
+        yield "cpus", enforced(f"{group} cpu controller")
+    elif cpus >= len(facts.cpus):
+        yield "cpus", enforced("this machine has no more cores than allowed")
+    elif "seccomp" not in active:
+        yield "cpus", best_effort("affinity, which a program can change without seccomp")
+    elif cpus == int(cpus):
+        yield "cpus", enforced(f"affinity to {int(cpus)} of {len(facts.cpus)} cores")
+    elif "watchdog" in active:
+        yield (
+            "cpus",
+            enforced(
+                f"affinity to {math.ceil(cpus)} of {len(facts.cpus)} cores, and init ends the run "
+                f"at {cpus * limits.timeout:g} seconds of processor time"
+            ),
+        )
+    else:
+        yield "cpus", absent("no cgroup and no watchdog")
+
+    if group:
+        also = ", RLIMIT_NPROC behind it" if "rlimits" in active else ""
+        yield "processes", enforced(f"{group} pids controller{also}")
+    elif "rlimits" in active and "namespaces" in active:
+        yield "processes", enforced("RLIMIT_NPROC in a user namespace of the run's own")
+    else:
+        yield "processes", absent("no cgroup and no RLIMIT_NPROC in a user namespace")
+
+    yield "disk", _disk(policy, active)
+    yield (
+        "output",
+        enforced("the host keeps head and tail and drops the rest")
+        if "output_cap" in active
+        else absent("the cap is off"),
+    )
+    yield (
+        "open_files",
+        enforced("RLIMIT_NOFILE") if "rlimits" in active else absent("rlimits are off"),
+    )
+
+
+def _disk(policy: Policy, active: frozenset[str]) -> Enforcement:
+    size = disk_size(policy)
+    if size > policy.limits.memory:
+        return absent(
+            f"the work directory is in memory, and {policy.limits.memory} bytes of memory cannot "
+            f"hold {size} bytes of disk"
+        )
+    mounts = "; a writable mount is the host's, RLIMIT_FSIZE holds each file in it"
+    return enforced(
+        f"a memory file system of {size} bytes and {inode_count(size)} inodes for all it writes"
+        f"{mounts if 'rlimits' in active else ''}"
+    )
+
+
+def _network(policy: Policy, facts: HostFacts, active: frozenset[str]) -> Enforcement:
+    match policy.network.mode:
+        case "any":
+            return enforced("open, as the policy asks")
+        case "hosts":
+            return absent("a list of hosts needs the proxy, which is not built yet")
+    families = ", seccomp for the other socket families" if "seccomp" in active else ""
+    if "namespaces" in active:
+        return enforced(f"an empty network namespace{families}")
+    if "seccomp" in active:
+        return enforced("seccomp refuses every socket but AF_UNIX")
+    return absent("no network namespace and no seccomp")
+
+
+def _filesystem(facts: HostFacts, active: frozenset[str]) -> Enforcement:
+    parts = [
+        *(["a root of its own"] if "pivot_root" in active else []),
+        *([f"Landlock ABI {facts.landlock_abi}"] if "landlock" in active else []),
+        *(["no capabilities"] if "capabilities" in active else []),
+    ]
+    if "pivot_root" in active:
+        return enforced(", ".join(parts))
+    return best_effort(", ".join((*parts, "the host's tree is in sight")))
+
+
+def _mounts(request: Request, active: frozenset[str]) -> Enforcement:
+    if not request.mounts:
+        return enforced("none asked for")
+    for mount in request.mounts:
+        if mount.dst.split("/")[1:2] in (["proc"], ["dev"], ["sys"]):
+            return absent(f"{mount.dst!r} is not a place to mount on")
+    return enforced("bind mounts in the jail's own root")
+
+
+def shortcomings(facts: HostFacts) -> Iterator[str]:
+    """What this host lacks, each with its consequence."""
+    if not facts.landlock_abi:
+        yield "no Landlock: one layer less"
+    elif facts.landlock_abi < 6:
+        yield f"Landlock ABI {facts.landlock_abi}: a network namespace for every run, 0.5 ms more"
+    if facts.cgroup is None:
+        yield "no writable cgroup: memory and processor time are counted by init"
