@@ -148,6 +148,20 @@ def test_a_work_directory_that_became_a_link_is_not_followed(work: Path, tmp_pat
     assert changed(secret, "*").files["key.txt"].data == b"canary"  # the control arm
 
 
+def test_a_link_that_takes_a_files_place_after_the_look_is_not_opened(
+    work: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "secret").write_text("canary")
+    (work / "plain").write_text("mine")
+    (work / "link").symlink_to(tmp_path / "secret")
+    parent = os.open(work, os.O_RDONLY)
+    try:
+        assert collect._read(parent, "link", 100) is None
+        assert collect._read(parent, "plain", 100) == b"mine"  # the control arm
+    finally:
+        os.close(parent)
+
+
 @pytest.mark.timeout(20)
 def test_fifos_sockets_and_devices_are_passed_over(work: Path) -> None:
     os.mkfifo(work / "fifo.txt")

@@ -143,6 +143,8 @@ def test_an_ordinary_user_without_cgroups_holds_processes_by_rlimit_in_his_names
     assert (spec(root).watch or {})["processes"] == 50
     # Another user of root's is not.
     assert report(root, user="1000:1000")["processes"] == "enforced"
+    # Where a cgroup counts there is one limit only: it would not see what the other refuses.
+    assert not [number for number, _ in spec().rlimits if number == resource.RLIMIT_NPROC]
 
 
 # -- files

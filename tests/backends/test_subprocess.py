@@ -49,15 +49,15 @@ def test_a_guest_sees_itself_alone() -> None:
 
 
 @needs_namespaces
-def test_run_is_hidden_even_where_landlock_is_not(tmp_path: Path) -> None:
+def test_run_is_hidden_even_where_landlock_is_not() -> None:
     code = "import os; os.listdir('/run')"
     assert run(code, disable=["landlock"]).value == []
     there = run(code, disable=["landlock", "namespaces"]).value  # the control arm
-    assert there == sorted(os.listdir("/run")) or set(there) == set(os.listdir("/run"))
+    assert set(there) == set(os.listdir("/run")) != set()
 
 
 @needs_namespaces
-def test_tmp_is_the_guests_own(tmp_path: Path) -> None:
+def test_tmp_is_the_guests_own() -> None:
     planted = Path("/tmp") / f"belljar-canary-{os.getpid()}"
     planted.write_text("canary")
     code = (

@@ -106,6 +106,16 @@ def test_an_absent_interface_may_end_in_an_error_on_wasm() -> None:
     assert judged(probe, ran("R:BREACH\n", Status.ERROR), "wasm") == ["verdict"]
 
 
+def test_a_limit_may_end_a_program_before_its_verdict() -> None:
+    probe = case(verdict_any=("R:HELD",), status_in=("success", "oom"), classes={"jail": "limited"})
+    assert judged(probe, ran(status=Status.OOM)) == []
+    assert judged(probe, ran(status=Status.SUCCESS)) == ["verdict"]
+    assert judged(probe, ran(status=Status.TIMEOUT)) == ["verdict", "status_in"]
+    assert judged(probe, ran("R:BREACH\n", status=Status.OOM)) == ["verdict"]
+    held = case(verdict_any=("R:HELD",), status_in=("success", "oom"))
+    assert judged(held, ran(status=Status.OOM)) == ["verdict"]
+
+
 def test_who_claims_what() -> None:
     memory, kernel = case(group="memory"), case(group="kernel")
     server = case(group="server", classes={"any": "held"})

@@ -16,7 +16,7 @@ SOURCE = str(Path(belljar.__file__).parents[1])
 def ask(code: str, *arguments: object) -> Any:
     """`code` defines `answer(*arguments)`; what that returned, as JSON."""
     program = (
-        f"import json, sys\nsys.path.append({SOURCE!r})\n{code}\n"
+        f"import json, sys\nsys.path.insert(0, {SOURCE!r})\n{code}\n"
         "print(json.dumps(answer(*json.loads(sys.argv[1]))))"
     )
     done = subprocess.run(

@@ -40,12 +40,13 @@ from ..linux import root
 from ..policy import Isolation, Policy
 from ..report import Report, run_frame
 from ..types import Display, KillProof, Request, Result, Usage
-from . import jail_plan, jail_report
+from . import jail_plan, jail_report, protect
 from .base import Availability, Cancel, Plan, refuse_unless_held
+from .fleet import Fleet
 from .jail_plan import Spec
 from .supervise import Ended, Watch
 from .verdict import Ending, judge
-from .zygotes import Fleet, Jail
+from .zygotes import Jail
 
 if TYPE_CHECKING:
     from ..linux.probe import HostFacts
@@ -158,8 +159,11 @@ class JailBackend:
         report = Report(max_value=plan.policy.limits.output, on_display=show)
         message, before = _start_message(request, spec)
         with contextlib.ExitStack() as cleanup:
-            # Without parking, only what is worth the most is kept: a warm interpreter.
-            keep = spec.keep and (self.parked > 0 or spec.outer.worker)
+            if spec.guarded:
+                cleanup.enter_context(protect.placeholders(spec.guarded))
+            # Without parking, only what is worth the most is kept: one bare warm interpreter.
+            bare = spec.outer.worker and not spec.outer.preload
+            keep = spec.keep and (self.parked > 0 or bare)
             if keep:
                 fleet = self._warm()
             else:
@@ -336,7 +340,7 @@ def _start_message(request: Request, spec: Spec) -> tuple[bytes, dict[str, colle
     program = b""
     if spec.worker:
         program = run_frame(request, spec.file or "")
-    if spec.file and request.code is not None and not (spec.worker and not spec.argv):
+    if spec.file and request.code is not None:  # also for the worker: multiprocessing reads it
         files[spec.file] = request.code.encode("utf-8", "surrogatepass")
     room = spec.shape.disk
     if sum(map(len, files.values())) > room:

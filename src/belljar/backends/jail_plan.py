@@ -23,6 +23,7 @@ from ..interpreter import find as find_interpreter
 from ..linux import root
 from ..policy import Policy
 from ..types import Request
+from . import protect
 
 if TYPE_CHECKING:
     from ..linux.probe import HostFacts
@@ -44,9 +45,10 @@ ETC = (
 ETC_ONLINE = ("resolv.conf",)
 # Every run has its own of these, so a host path below them must be mounted by the run itself.
 _PRIVATE = {"/tmp": root.TMP, "/var/tmp": root.TMP, "/dev/shm": root.SHM}
-# Zygotes that have these imported already. The first that the program names wins.
+# What zygotes have imported already: the smaller a process, the faster it forks, so a program that
+# names nothing gets a bare one.
 DATA_MODULES = ("numpy", "pandas", "matplotlib")
-BARE_MODULES = (
+STANDARD_MODULES = (
     "collections", "contextlib", "dataclasses", "datetime", "enum", "functools", "itertools",
     "json", "math", "operator", "random", "re", "string", "threading", "time", "traceback",
     "typing",
@@ -58,6 +60,8 @@ _SOCKET_MODULES = frozenset((
     "socket", "socketserver", "ssl", "telnetlib", "tornado", "twisted", "urllib", "urllib3",
     "uvicorn", "websockets", "wsgiref", "xmlrpc", "zmq",
 ))  # fmt: skip
+# In every interpreter, or so small that it does not matter.
+_ALWAYS_THERE = frozenset(("builtins", "gc", "itertools", "math", "os", "sys", "time"))
 _IMPORT = re.compile(r"^\s*(?:import|from)\s+([\w.]+(?:\s*,\s*[\w.]+)*)", re.MULTILINE)
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
 _INODES_LEAST, _BYTES_AN_INODE = 4096, 16384
@@ -76,6 +80,7 @@ class View:
     links: tuple[tuple[str, str], ...]
     hide: tuple[str, ...]
     waiting: tuple[tuple[str, str, Inside], ...]
+    mapped: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +132,10 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spec:
-    """Everything `run` needs. `keep` says whether the zygote is worth keeping for other runs."""
+    """Everything `run` needs. `keep` says whether the zygote is worth keeping for other runs.
+
+    In the sources of `guarded` the project's metadata is protected.
+    """
 
     outer: Outer
     shape: Shape
@@ -136,6 +144,7 @@ class Spec:
     worker: bool
     keep: bool
     layers: tuple[str, ...]
+    guarded: tuple[str, ...]
 
 
 def active_layers(facts: HostFacts, disabled: frozenset[str]) -> frozenset[str]:
@@ -158,10 +167,12 @@ def spec(policy: Policy, request: Request, facts: HostFacts, active: frozenset[s
     layers = tuple(name for name in LAYERS if name in active)
     preload: tuple[str, ...] = ()
     if not argv and keep:
-        preload = BARE_MODULES
+        if named - _ALWAYS_THERE:
+            preload = STANDARD_MODULES
         if not named.isdisjoint(DATA_MODULES):
             preload += DATA_MODULES
-    view, waiting, writable = _view(mounts, needed, policy.filesystem.hidden, online, active)
+    arrange = _view if mounts else _plain_view
+    view, waiting, writable = arrange(mounts, needed, policy.filesystem.hidden, online, active)
     outer = Outer(
         view=view,
         layers=layers,
@@ -176,7 +187,10 @@ def spec(policy: Policy, request: Request, facts: HostFacts, active: frozenset[s
         bool(argv) or not keep or facts.landlock_abi < 6 or "landlock" not in active
         or not named.isdisjoint(_SOCKET_MODULES)
     )  # fmt: skip
-    shape = _shape(policy, facts, active, own_network=own_network, waiting=waiting)
+    guarded = tuple(source for source, _, mode in mounts if mode == "rw")
+    shape = _shape(
+        policy, facts, active, own_network=own_network, waiting=waiting, big_files=bool(guarded)
+    )
     return Spec(
         outer=outer,
         shape=shape,
@@ -185,6 +199,7 @@ def spec(policy: Policy, request: Request, facts: HostFacts, active: frozenset[s
         worker=worker,
         keep=keep,
         layers=layers,
+        guarded=guarded,
     )
 
 
@@ -216,6 +231,7 @@ def _shape(
     *,
     own_network: bool,
     waiting: tuple[tuple[str, str], ...],
+    big_files: bool,
 ) -> Shape:
     limits = policy.limits
     grouped = "cgroup" in active
@@ -240,7 +256,9 @@ def _shape(
         memfd=grouped,
         affinity=grouped,
         cores=0 if grouped else min(math.ceil(limits.cpus), len(facts.cpus)),
-        rlimits=_rlimits(policy, size, grouped) if "rlimits" in active else (),
+        rlimits=_rlimits(policy, grouped, size if big_files else None)
+        if "rlimits" in active
+        else (),
         watch=watch,
         waiting=waiting,
         memory=limits.memory,
@@ -249,13 +267,15 @@ def _shape(
     )
 
 
-def _rlimits(policy: Policy, disk: int, grouped: bool) -> tuple[tuple[int, int], ...]:
+def _rlimits(policy: Policy, grouped: bool, file_size: int | None) -> tuple[tuple[int, int], ...]:
     limits = policy.limits
+    # The memory file system holds itself; only what is written to a mount needs a limit a file.
+    files = () if file_size is None else ((resource.RLIMIT_FSIZE, file_size),)
     return (
+        *files,
         # One byte: zero would still start a piped core handler on the host.
         (resource.RLIMIT_CORE, 1),
         (resource.RLIMIT_NOFILE, limits.open_files),
-        (resource.RLIMIT_FSIZE, disk),
         (resource.RLIMIT_MEMLOCK, 0),
         # Room for thread stacks and the like: the exact total is the cgroup's or the watchdog's.
         (resource.RLIMIT_DATA, limits.memory + (256 << 20)),
@@ -332,7 +352,6 @@ def _system(pivot: bool, online: bool) -> tuple[tuple[tuple[str, str, str], ...]
     return tuple(show), tuple(links)
 
 
-@cache
 def _view(
     mounts: tuple[tuple[str, str, str], ...],
     needed: tuple[str, ...],
@@ -358,6 +377,7 @@ def _view(
         if mode == "rw":
             below = [path for path in closed if path.startswith(source + "/")]
             inside += [(os.path.relpath(path, source), "ro") for path in below]
+            inside += protect.inside(source)
         private = _private_place(destination)
         if private is None:
             early.append((source, destination, mode, tuple(inside)))
@@ -365,8 +385,13 @@ def _view(
             late.append((f"{root.WAITING}/{len(waiting)}", private))
             waiting.append((source, mode, tuple(inside)))
     writable = tuple(place for _, place, mode, _ in early if mode == "rw")
-    view = View(tuple(early), links, hidden, tuple(waiting))
+    mapped = tuple(source for source, _, _ in mounts)
+    view = View(tuple(early), links, hidden, tuple(waiting), mapped)
     return view, tuple(late), writable
+
+
+# Without mounts it depends on nothing that changes while we run.
+_plain_view = cache(_view)
 
 
 def _real(paths: tuple[str, ...]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..policy import Policy
 from ..types import Enforcement, Request
+from . import protect
 from .base import absent, best_effort, enforced
 from .jail_plan import disk_size, inode_count
 
@@ -135,7 +136,10 @@ def _mounts(request: Request, active: frozenset[str]) -> Enforcement:
     for mount in request.mounts:
         if mount.dst.split("/")[1:2] in (["proc"], ["dev"], ["sys"]):
             return absent(f"{mount.dst!r} is not a place to mount on")
-    return enforced("bind mounts in the jail's own root")
+    for mount in request.mounts:
+        if mount.mode == "rw" and (found := protect.links(mount.src)):
+            return absent(f"{found[0]!r} in {mount.src!r} is a link, which cannot be protected")
+    return enforced("bind mounts in the jail's own root; a project's metadata stays read-only")
 
 
 def shortcomings(facts: HostFacts) -> Iterator[str]:

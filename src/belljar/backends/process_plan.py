@@ -375,6 +375,8 @@ def _rlimits(
     for name, value in (("RLIMIT_MSGQUEUE", 0), ("RLIMIT_SIGPENDING", 1024)):
         if hasattr(resource, name):
             found.append((getattr(resource, name), value))
+    if "cgroup" in active:
+        return tuple(found)  # which counts what it refuses; a second limit would hide that from it
     if "namespaces" in active and not (facts.root and user is None):
         # The supervisor and init count too.
         found.append((resource.RLIMIT_NPROC, limits.processes + 2))

@@ -1,11 +1,9 @@
-"""The host's side of the warm fork servers: starting them, taking ready jails from them, ending
-them.
+"""The host's side of a warm fork server: starting it, taking ready jails from it, ending it.
 
 A `Zygote` is one process of `linux/zygote.py`. For every `Shape` that runs ask for it has a shelf:
 a socket on which the init of each new jail announces itself, with the run's descriptors in the same
 message. A parked jail is therefore a message that nobody has read yet, and costs this process
-nothing. `Fleet` keeps one zygote for every `Outer`, retires it after so many runs, and replaces one
-that died. Everything here is called from many threads.
+nothing. Everything here is called from many threads.
 """
 
 from __future__ import annotations
@@ -20,7 +18,8 @@ import socket
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+import time
+from typing import TYPE_CHECKING
 
 from ..errors import BackendFailed
 from .jail_plan import GUEST_DIR, Outer, Shape
@@ -37,6 +36,9 @@ _BOOT = (
 # Libraries that would start threads, and a locale in which Python speaks UTF-8.
 _ENVIRONMENT = {
     "LANG": "C.UTF-8",
+    "HOME": "/tmp",
+    "MPLCONFIGDIR": "/tmp",
+    "MPLBACKEND": "agg",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
     "MKL_NUM_THREADS": "1",
     "NUMEXPR_NUM_THREADS": "1",
@@ -44,7 +46,6 @@ _ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
 }
 _START_SECONDS = 60.0
-_RUNS_A_ZYGOTE = 2000  # its children share address layout and hash seed: not for ever
 _SHELVES_A_ZYGOTE = 4
 _PARKED_LEAST = 2
 _FIRST_ID, _IDS = 1_900_000_000, 65_536
@@ -54,12 +55,12 @@ _turns = itertools.count()
 class Jail:
     """A ready jail: our ends of its pipes and sockets. `release` gives everything back."""
 
-    def __init__(self, shelf: Shelf, group: Group | None, fds: list[int]) -> None:
+    def __init__(self, shelf: Shelf, slot: Slot, fds: list[int]) -> None:
         run, frames, self.stdin, self.stdout, self.stderr, self.work, self.pidfd = fds
         self.run = socket.socket(fileno=run)
         self.frames = socket.socket(fileno=frames)
-        self.group = group
-        self._shelf = shelf
+        self.group = slot.group
+        self._shelf, self._slot = shelf, slot
         self._open = {self.work, self.pidfd}
 
     def replenish(self, most: int) -> None:
@@ -87,7 +88,7 @@ class Jail:
         for fd in self._open:
             os.close(fd)
         self._open.clear()
-        self._shelf.zygote.released(self._shelf, self.group)
+        self._shelf.zygote.released(self._shelf, self._slot)
         if not keep:
             self._shelf.zygote.discard_idle(self._shelf)
 
@@ -98,12 +99,25 @@ class Shelf:
     def __init__(self, zygote: Zygote, shape: Shape, number: int) -> None:
         self.zygote, self.shape, self.number = zygote, shape, number
         self.socket, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.socket.settimeout(_START_SECONDS)
         self.available = 0  # ordered, and not claimed by anybody
         self.uses = 0
         self.busy = 0
-        self.groups: dict[str, Group] = {}
-        self.free: list[str] = []
+        self.slots: dict[int, Slot] = {}
+        self.free: list[Slot] = []
+
+    def close(self) -> None:
+        """End its slots and with them the parked jails; the runs are over."""
+        self.socket.close()
+        self.theirs.close()
+        for slot in self.slots.values():
+            slot.orders.close()
+
+
+class Slot:
+    """A process of the zygote's that makes jails, one at a time, in a control group of its own."""
+
+    def __init__(self, number: int, group: Group | None, orders: socket.socket) -> None:
+        self.number, self.group, self.orders = number, group, orders
 
 
 class Zygote:
@@ -140,9 +154,11 @@ class Zygote:
 
     def _greet(self) -> None:
         from ..linux import syscalls
+        from ..linux.zygote import FIRST_UID
 
         outer = self.outer
         view = outer.view
+        ids = id_range(self.facts.root)
         spec = {
             "view": {
                 "show": view.show,
@@ -150,6 +166,8 @@ class Zygote:
                 "hide": view.hide,
                 "waiting": view.waiting,
                 "probe": "landlock" in outer.layers,
+                "mapped": view.mapped,
+                "owner": ids[0] + FIRST_UID if ids else None,
             },
             "layers": outer.layers,
             "worker": outer.worker,
@@ -157,7 +175,7 @@ class Zygote:
             "writable": outer.writable,
             "open_network": outer.open_network,
             "guest": GUEST_DIR,
-            "ids": id_range(self.facts.root),
+            "ids": ids,
             "last_capability": syscalls.last_capability(),
         }
         self._control.settimeout(_START_SECONDS)
@@ -183,29 +201,50 @@ class Zygote:
         try:
             return self._receive(shelf)
         except BaseException:
-            self.released(shelf, None)
+            with self._lock:
+                shelf.busy -= 1
+                self.busy -= 1
             raise
 
     def _receive(self, shelf: Shelf) -> Jail:
-        try:
-            words, ancillary, _, _ = shelf.socket.recvmsg(1 << 13, socket.CMSG_SPACE(4 * 8))
-        except OSError as error:
-            raise BackendFailed(f"no jail became ready: {error}", retryable=True) from error
+        words, ancillary = self._next_message(shelf)
         fds = array.array("i")
         for _, _, data in ancillary:
             fds.frombytes(data)
-        word, _, rest = words.decode("utf-8", "replace").partition(" ")
-        if word == "ready":
-            jail = Jail(shelf, shelf.groups.get(rest), list(fds))
-            if not jail.alive():
-                jail.drop()
-                raise ZygoteDied("a parked jail was killed", retryable=True)
-            return jail
-        if word == "failed":
-            group, _, why = rest.partition(" ")
-            self._give_back(shelf, shelf.groups.get(group))
-            raise BackendFailed(f"the jail could not be set up: {why}")
-        raise ZygoteDied("the jail's zygote died", retryable=True)
+        word, number, *why = words.decode("utf-8", "replace").split(" ", 2) if words else ("", "0")
+        slot = shelf.slots.get(int(number))
+        if slot is None:
+            raise ZygoteDied("the jail's zygote died", retryable=True)
+        if word != "ready":
+            with self._lock:
+                shelf.free.append(slot)
+            raise BackendFailed(f"the jail could not be set up: {' '.join(why)}")
+        jail = Jail(shelf, slot, list(fds))
+        if not jail.alive():
+            jail.drop()
+            raise ZygoteDied("a parked jail was killed", retryable=True)
+        return jail
+
+    def _next_message(self, shelf: Shelf) -> tuple[bytes, list[tuple[int, int, bytes]]]:
+        """What the shelf holds, as soon as it holds something; ZygoteDied if nobody is left."""
+        space = socket.CMSG_SPACE(4 * 8)
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            try:
+                return shelf.socket.recvmsg(1 << 13, space, socket.MSG_DONTWAIT)[:2]
+            except BlockingIOError:
+                pass  # it is still being made: wait, and see whether its makers live
+            with self._lock:
+                makers = [self._control, *(slot.orders for slot in shelf.slots.values())]
+            poll = select.poll()
+            poll.register(shelf.socket, select.POLLIN)
+            for maker in makers:
+                poll.register(maker, 0)  # only its end is news
+            ready = dict(poll.poll((deadline - time.monotonic()) * 1000))
+            if not ready:
+                raise BackendFailed("no jail became ready in time", retryable=True)
+            if shelf.socket.fileno() not in ready:
+                raise ZygoteDied("the jail's zygote died", retryable=True)
 
     def replenish(self, shelf: Shelf, most: int) -> None:
         """Park as many as demand suggests; a shape that was used once may never be used again."""
@@ -215,26 +254,29 @@ class Zygote:
             while shelf.available < min(max(_PARKED_LEAST, shelf.busy), most):
                 self._order(shelf)
 
-    def released(self, shelf: Shelf, group: Group | None) -> None:
+    def released(self, shelf: Shelf, slot: Slot) -> None:
         with self._lock:
             shelf.busy -= 1
             self.busy -= 1
-        self._give_back(shelf, group)
+            if slot.group is None or slot.group.reusable:
+                shelf.free.append(slot)
+                return
+            slot.orders.close()
+            del shelf.slots[slot.number]
+        slot.group.remove()
 
     def close(self) -> None:
         """End it and everything in it; returns when the kernel has."""
         self._control.close()
         for shelf in self._shelves.values():
-            shelf.socket.close()
+            shelf.close()
         try:
             self._process.wait(_START_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
         for shelf in self._shelves.values():
-            for group in shelf.groups.values():
-                group.remove()
-            shelf.groups.clear()
+            _remove_groups(shelf)
 
     def _known(self) -> set[int]:
         return {shelf.number for shelf in self._shelves.values()}
@@ -247,8 +289,6 @@ class Zygote:
         if len(self._shelves) >= _SHELVES_A_ZYGOTE and idle:
             self._discard(min(idle, key=lambda each: each.uses))
         shelf = self._shelves[shape] = Shelf(self, shape, next(self._numbers))
-        self._send({"do": "shelf", "shelf": shelf.number}, [shelf.theirs.fileno()])
-        shelf.theirs.close()
         return shelf
 
     def discard_idle(self, shelf: Shelf) -> None:
@@ -257,157 +297,76 @@ class Zygote:
                 self._discard(shelf)
 
     def _discard(self, shelf: Shelf) -> None:
-        """Its parked jails end when nobody holds their descriptors any more."""
+        """Its slots end when we close their sockets, and their parked jails end with them."""
         del self._shelves[shelf.shape]
-        shelf.socket.close()
-        self._send({"do": "forget shelf", "shelf": shelf.number}, [])
-        for name, group in shelf.groups.items():
-            self._send({"do": "forget group", "group": name}, [])
-            group.remove()
+        shelf.close()
+        _remove_groups(shelf)
 
     def _order(self, shelf: Shelf) -> None:
-        shape = shelf.shape
-        cpus = self.facts.cpus
+        shape, cpus = shelf.shape, self.facts.cpus
         first = next(self._core)
         cores = tuple(cpus[(first + i) % len(cpus)] for i in range(shape.cores))
-        order = {
-            "do": "jail",
-            "shelf": shelf.number,
-            "group": self._group(shelf),
-            "shape": shape.message(cores),
-        }
-        self._send(order, [])
-        shelf.available += 1
-
-    def _group(self, shelf: Shelf) -> str:
-        """The name of a control group with the limits of the shape; empty without cgroups."""
-        if "cgroup" not in self.outer.layers or self.facts.cgroup is None:
-            return ""
-        if shelf.free:
-            # The one that rested longest: what its last run had mounted is gone by now.
-            name = shelf.free.pop(0)
-            shelf.groups[name].renew()
-            return name
-        from ..linux.cgroup import Group
-
-        name, shape = secrets.token_hex(8), shelf.shape
-        group = Group(
-            self.facts.cgroup,
-            name,
-            memory=shape.memory,
-            processes=shape.processes,
-            cpus=shape.cpus,
-        )
-        shelf.groups[name] = group
-        fds = [os.open(path, os.O_WRONLY) for path in group.procs]
+        slot = self._slot(shelf)
+        order = {"slot": slot.number, **shape.message(cores)}
         try:
-            self._send({"do": "group", "group": name}, fds)
-        finally:
-            for fd in fds:
-                os.close(fd)
-        return name
-
-    def _give_back(self, shelf: Shelf, group: Group | None) -> None:
-        if group is None:
-            return
-        name = next((name for name, each in shelf.groups.items() if each is group), None)
-        if name is None:
-            return  # the shelf is gone, and the group with it
-        if group.reusable:
-            with self._lock:
-                shelf.free.append(name)
-            return
-        with self._lock:
-            del shelf.groups[name]
-            self._send({"do": "forget group", "group": name}, [])
-        group.remove()
-
-    def _send(self, order: dict[str, Any], fds: list[int]) -> None:
-        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-        try:
-            self._control.sendmsg([marshal.dumps(order)], passed)
+            slot.orders.sendall(marshal.dumps(order))
         except OSError as error:
             raise ZygoteDied(f"the jail's zygote died: {error}", retryable=True) from error
+        shelf.available += 1
+
+    def _slot(self, shelf: Shelf) -> Slot:
+        """A slot with the limits of the shelf's shape: the one that rested longest, or a new one.
+
+        What the last run had mounted is then gone. Without control groups one slot serves all.
+        """
+        grouped = "cgroup" in self.outer.layers and self.facts.cgroup is not None
+        if not grouped and shelf.slots:
+            return next(iter(shelf.slots.values()))
+        if grouped and shelf.free:
+            slot = shelf.free.pop(0)
+            assert slot.group is not None
+            slot.group.renew()
+            return slot
+        group = self._group(shelf.shape) if grouped else None
+        orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        fds = [os.open(path, os.O_WRONLY) for path in (group.procs if group is not None else ())]
+        slot = Slot(next(self._numbers), group, orders)
+        shelf.slots[slot.number] = slot
+        passed = array.array("i", [theirs.fileno(), shelf.theirs.fileno(), *fds])
+        try:
+            self._control.sendmsg([b"slot"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
+        except OSError as error:
+            raise ZygoteDied(f"the jail's zygote died: {error}", retryable=True) from error
+        finally:
+            theirs.close()
+            for fd in fds:
+                os.close(fd)
+        return slot
+
+    def _group(self, shape: Shape) -> Group:
+        from ..linux.cgroup import Group
+
+        assert self.facts.cgroup is not None
+        return Group(
+            self.facts.cgroup,
+            secrets.token_hex(8),
+            memory=shape.memory,
+            processes=shape.processes + 2,  # the slot and init are ours
+            cpus=shape.cpus,
+            die_together=False,
+        )
+
+
+def _remove_groups(shelf: Shelf) -> None:
+    for slot in shelf.slots.values():
+        if slot.group is not None:
+            slot.group.kill()
+            slot.group.remove()
+    shelf.slots.clear()
 
 
 class ZygoteDied(BackendFailed):
     """The warm process is gone; another one can be started."""
-
-
-class Fleet:
-    """Zygotes by what they are. A run takes a jail; nobody else needs to know where from."""
-
-    def __init__(self, facts: HostFacts) -> None:
-        self.facts = facts
-        self.process = os.getpid()
-        self._lock = threading.Lock()
-        self._starting: dict[Outer, threading.Lock] = {}
-        self._zygotes: dict[Outer, Zygote] = {}
-        self._retired: list[Zygote] = []
-        self._closed = False
-
-    def take(self, outer: Outer, shape: Shape) -> Jail:
-        """From a warm zygote, which is started if there is none; one that died is replaced once."""
-        for attempt in (1, 2):
-            zygote = self._zygote(outer)
-            try:
-                return zygote.take(shape)
-            except ZygoteDied:
-                self._retire(zygote)
-                if attempt == 2:
-                    raise
-        raise AssertionError("unreachable")
-
-    def _zygote(self, outer: Outer) -> Zygote:
-        with self._lock:
-            self._sweep()
-            zygote = self._zygotes.get(outer)
-            if zygote is not None and zygote.runs < _RUNS_A_ZYGOTE:
-                return zygote
-            starting = self._starting.setdefault(outer, threading.Lock())
-        with starting:
-            with self._lock:
-                current = self._zygotes.get(outer)
-                if current is not None and current is not zygote:
-                    return current  # somebody else has started it meanwhile
-            fresh = Zygote(outer, self.facts)
-            with self._lock:
-                closed = self._closed
-                if not closed:
-                    self._zygotes[outer] = fresh
-            if closed:
-                fresh.close()
-                raise BackendFailed("this backend is closed")
-        if zygote is not None:
-            self._retire(zygote)
-        return fresh
-
-    def _retire(self, zygote: Zygote) -> None:
-        with self._lock:
-            if zygote.retired:
-                return
-            zygote.retired = True
-            if self._zygotes.get(zygote.outer) is zygote:
-                del self._zygotes[zygote.outer]
-            self._retired.append(zygote)
-            self._sweep()
-
-    def _sweep(self) -> None:
-        """Close retired zygotes whose last run is over."""
-        for zygote in [each for each in self._retired if each.busy == 0]:
-            self._retired.remove(zygote)
-            zygote.close()
-
-    def close(self) -> None:
-        if os.getpid() != self.process:
-            return  # a fork of the process that owns them
-        with self._lock:
-            self._closed = True
-            zygotes = [*self._zygotes.values(), *self._retired]
-            self._zygotes.clear()
-            self._retired.clear()
-        for zygote in zygotes:
-            zygote.close()
 
 
 def id_range(root: bool) -> tuple[int, int] | None:

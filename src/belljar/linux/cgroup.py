@@ -96,7 +96,16 @@ def _first_writable(mount: str, own: str, needed: tuple[str, ...]) -> str | None
 class Group:
     """The control group of one run. Use `procs` to join it; `remove` when all members are gone."""
 
-    def __init__(self, home: Home, run: str, *, memory: int, processes: int, cpus: float) -> None:
+    def __init__(
+        self,
+        home: Home,
+        run: str,
+        *,
+        memory: int,
+        processes: int,
+        cpus: float,
+        die_together: bool = True,
+    ) -> None:
         name = f"belljar-{os.getpid()}-{run}"
         self._version = home.version
         self._paths = [os.path.join(directory, name) for directory in home.directories]
@@ -123,7 +132,7 @@ class Group:
             else:
                 self._write(self._memory, "memory.max", str(memory))
                 self._write_if_there(self._memory, "memory.swap.max", "0")
-                self._write_if_there(self._memory, "memory.oom.group", "1")
+                self._write_if_there(self._memory, "memory.oom.group", str(int(die_together)))
                 self._write(self._cpu, "cpu.max", f"{quota} {period}")
         except OSError as error:
             self._paths = made  # and nobody else's of the same name

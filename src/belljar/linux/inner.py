@@ -60,9 +60,9 @@ def be_init(shape: dict[str, Any], settled: Settled, shelf: int) -> NoReturn:
         _rehearse()
         if problem != b"ready":
             raise OSError(0, problem.decode("utf-8", "replace") or "the guest died in its set-up")
-        _hand_over(shelf, shape["group"], theirs)
+        _hand_over(shelf, shape["slot"], theirs)
     except BaseException as error:  # noqa: BLE001 - the host must hear of it, whatever it is
-        _tell(shelf, f"failed {shape['group'] or '-'} {type(error).__name__}: {error}".encode())
+        _tell(shelf, f"failed {shape['slot']} {type(error).__name__}: {error}".encode())
         os._exit(1)
     os.close(shelf)
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
@@ -126,8 +126,8 @@ def _socketpair() -> tuple[int, int]:
     return first.detach(), second.detach()
 
 
-def _hand_over(shelf: int, group: str, fds: list[int]) -> None:
-    _tell(shelf, f"ready {group}".encode(), fds)
+def _hand_over(shelf: int, slot: int, fds: list[int]) -> None:
+    _tell(shelf, f"ready {slot}".encode(), fds)
     for fd in fds:
         os.close(fd)
 

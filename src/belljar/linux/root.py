@@ -7,6 +7,7 @@ left to be reached afterwards but the mounts that the view names.
 
 from __future__ import annotations
 
+import errno
 import os
 
 from . import syscalls
@@ -39,6 +40,7 @@ _ETC = {
     "hostname": "belljar\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\nservices: files\n",
 }
+_SMALL = 256 << 10
 _QUIET = syscalls.MS_NOSUID | syscalls.MS_NODEV
 _BIND = syscalls.MS_BIND | syscalls.MS_REC
 _HARMLESS = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
@@ -49,7 +51,8 @@ def build(view: dict[str, Any]) -> None:
 
     `view`: `show` is a list of (source, destination, "ro" or "rw", inside), `links` of (path,
     target), `hide` of paths, `waiting` of (source, mode, inside) for mounts that a run itself puts
-    into place; `probe` says whether to leave something there that only Landlock protects.
+    into place; `probe` says whether to leave something there that only Landlock protects. In the
+    mounts of the sources in `mapped`, what is the source's owner's belongs to the host id `owner`.
     """
     syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
     syscalls.mount("tmpfs", "/tmp", "tmpfs", _QUIET, "size=4m,mode=755")
@@ -73,10 +76,13 @@ def build(view: dict[str, Any]) -> None:
     for name, text in _ETC.items():
         with open(f"etc/{name}", "w") as file:
             file.write(text)
+    owner = view["owner"]
     for source, destination, mode, inside in view["show"]:
-        _show(source, destination.lstrip("/"), mode, inside)
+        mapped = owner if source in view["mapped"] else None
+        _show(source, destination.lstrip("/"), mode, inside, mapped)
     for number, (source, mode, inside) in enumerate(view["waiting"]):
-        _show(source, f"{WAITING[1:]}/{number}", mode, inside)
+        mapped = owner if source in view["mapped"] else None
+        _show(source, f"{WAITING[1:]}/{number}", mode, inside, mapped)
     for path in view["hide"]:
         _hide(path.lstrip("/"))
     # A new /proc may be mounted only where a whole one can be seen.
@@ -85,6 +91,13 @@ def build(view: dict[str, Any]) -> None:
     syscalls.pivot_root(".", ".")
     syscalls.umount(".")
     os.chdir("/")
+
+
+def scratch() -> None:
+    """A small place to write for modules that want one when they are imported."""
+    syscalls.mount("tmpfs", RUN, "tmpfs", _QUIET, "size=64m,mode=755")
+    for path in (WORK, TMP, SHM):
+        os.mkdir(path, 0o700)
 
 
 def own_proc() -> None:
@@ -110,11 +123,20 @@ def prepare_run(*, uid: int, disk: int, inodes: int, waiting: list[tuple[str, st
         syscalls.mount(source, destination, None, _BIND)
 
 
-def _show(source: str, destination: str, mode: str, inside: list[tuple[str, str]]) -> None:
+def _show(
+    source: str,
+    destination: str,
+    mode: str,
+    inside: list[tuple[str, str]],
+    owner: int | None,
+) -> None:
     """Bind a path of the host. `inside` is a list of (relative path, what): "ro" closes a part of
     it for writing, "rw" only nails a directory down so that it cannot be renamed, "hide" covers it.
     """
-    _bind("/old" + source, destination)
+    if destination.startswith("etc/") and _copied("/old" + source, destination):
+        return
+    if owner is None or not _bind_as(owner, "/old" + source, destination):
+        _bind("/old" + source, destination)
     _set_mode(destination, mode)
     for name, what in sorted(inside):
         path = os.path.normpath(os.path.join(destination, name))
@@ -123,6 +145,66 @@ def _show(source: str, destination: str, mode: str, inside: list[tuple[str, str]
         elif os.path.exists(path):
             syscalls.mount(path, path, None, _BIND)
             _set_mode(path, what)
+
+
+def _copied(source: str, destination: str) -> bool:
+    """A small file is copied: every mount is one more that each run has to duplicate and undo."""
+    if not os.path.isfile(source) or os.path.getsize(source) > _SMALL:
+        return False
+    with open(source, "rb") as original, open(destination, "wb") as copy:
+        copy.write(original.read(_SMALL))
+    return True
+
+
+def _bind_as(owner: int, source: str, destination: str) -> bool:
+    """Bind so that what belongs to the source's owner belongs to `owner` in there, and back.
+
+    False where the file system cannot.
+    """
+    held = os.stat(source)
+    tree = syscalls.detached_tree(source)
+    namespace = _id_namespace(held.st_uid, held.st_gid, owner)
+    try:
+        syscalls.mount_setattr("", syscalls.MOUNT_ATTR_IDMAP, userns=namespace, fd=tree)
+        _mount_point(source, destination)
+        syscalls.attach_tree(tree, destination)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EPERM, errno.ENOSYS):
+            raise
+        return False
+    finally:
+        os.close(tree)
+        os.close(namespace)
+    return True
+
+
+def _id_namespace(uid: int, gid: int, owner: int) -> int:
+    """A user namespace that is only a table: `uid` and `gid` there are `owner` here."""
+    entered, entered_writer = os.pipe()
+    written, written_writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            syscalls.unshare(syscalls.CLONE_NEWUSER)
+            os.write(entered_writer, b"x")
+            os.close(written_writer)
+            os.read(written, 1)
+        finally:
+            os._exit(0)
+    os.close(entered_writer)
+    try:
+        if not os.read(entered, 1):
+            raise OSError(errno.EPERM, "no user namespace for mapping ids")
+        # The host's /proc: this runs before the old root is gone.
+        for name, inner in (("uid_map", uid), ("gid_map", gid)):
+            fd = os.open(f"/old/proc/{child}/{name}", os.O_WRONLY)
+            os.write(fd, b"%d %d 1" % (inner, owner))
+            os.close(fd)
+        return os.open(f"/old/proc/{child}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        for fd in (entered, written, written_writer):
+            os.close(fd)
+        os.waitpid(child, 0)
 
 
 def _set_mode(path: str, mode: str) -> None:

@@ -34,7 +34,6 @@ class Settled:
         self.last_capability = 0
         self.rulesets: dict[bool, int] = {}
         self.filters: dict[tuple[Any, ...], bytes] = {}
-        self.groups: dict[str, list[int]] = {}
         self.worker: Callable[[int], None] | None = None
         self.reseed: Callable[[], None] | None = None
         self.rehearse: Callable[[], None] | None = None
@@ -47,8 +46,6 @@ def be_guest(
 ) -> NoReturn:
     try:
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
-        for fd in settled.groups.get(shape["group"], ()):
-            os.write(fd, b"0")
         ruleset = settled.rulesets.get(shape["tcp"], -1)
         # Out of the way of each other first, then side by side from 0 on.
         kept = [_high(fd) for fd in (*own, ready, ruleset) if fd >= 0]
@@ -74,6 +71,13 @@ def be_guest(
     _work(settled, start)
 
 
+def _be_the_first_to_go() -> None:
+    """When the run's memory is used up the kernel takes one of the guest's, never init."""
+    fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+    os.write(fd, b"1000")
+    os.close(fd)
+
+
 def _high(fd: int) -> int:
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64)
 
@@ -84,7 +88,8 @@ def _lose_everything(shape: dict[str, Any], settled: Settled, ruleset: int) -> N
     if uid:
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
-        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # else /proc/self/uid_map is not ours to write
+        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # else our own /proc files are not ours
+    _be_the_first_to_go()
     if "namespaces" in settled.layers:
         syscalls.unshare(syscalls.CLONE_NEWUSER)
         for name, text in (
@@ -98,6 +103,8 @@ def _lose_everything(shape: dict[str, Any], settled: Settled, ruleset: int) -> N
     if shape["affinity"]:
         os.sched_setaffinity(0, shape["affinity"])
     for number, value in shape["rlimits"]:
+        if number == resource.RLIMIT_DATA:
+            value += _data_size()  # what a zygote has loaded is not the program's
         hard = resource.getrlimit(number)[1]
         least = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(number, (least, least))
@@ -115,13 +122,19 @@ def _lose_everything(shape: dict[str, Any], settled: Settled, ruleset: int) -> N
         seccomp.install(settled.filters[tuple(shape["filter"])])
 
 
+def _data_size() -> int:
+    fd = os.open("/proc/self/statm", os.O_RDONLY)
+    size = int(os.read(fd, 200).split()[5]) * resource.getpagesize()
+    os.close(fd)
+    return size
+
+
 def _check(settled: Settled) -> None:
     """Every layer that should be on, is on: asked of the kernel, not of our own code."""
-    facts = {}
-    with open("/proc/self/status") as file:
-        for line in file:
-            name, _, value = line.partition(":")
-            facts[name] = value.strip()
+    fd = os.open("/proc/self/status", os.O_RDONLY)
+    text = os.read(fd, 1 << 14).decode()
+    os.close(fd)
+    facts = dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
     on = settled.layers
     wrong = []
     if os.getpid() != 2 or facts["NSpid"].split()[-1] != "2":

@@ -4,7 +4,7 @@ BASE is put on a zygote once, when its own root stands; every run inherits it. D
 guest last of all and takes away what only the set-up of a run needs. The kernel obeys the stricter
 of the two. A call that is in no list is answered ENOSYS, as if the kernel were older, so that a
 program which has a fallback uses it; a call that is closed on purpose is answered EPERM.
-32-bit and x32 calls kill the process: their numbers mean other things.
+32-bit calls kill the process: their numbers mean other things. x32 is answered ENOSYS.
 """
 
 from __future__ import annotations
@@ -198,5 +198,5 @@ def _search(actions: dict[str, Action], default: Action, machine: str) -> bytes:
         _op(_LOAD, 0),
     ]
     if machine == "x86_64":
-        program += [_op(_AT_LEAST, 0x4000_0000, 0, 1), _op(_RETURN, _KILL)]
+        program += [_op(_AT_LEAST, 0x4000_0000, 0, 1), _op(_RETURN, _ENOSYS)]  # x32
     return b"".join((*program, *halve(0, len(steps))))

@@ -20,6 +20,8 @@ NUMBERS |= {
     "landlock_restrict_self": 446,
     "close_range": 436,
     "mount_setattr": 442,
+    "move_mount": 429,
+    "open_tree": 428,
 }
 
 CLONE_NEWNS = 0x0002_0000
@@ -129,6 +131,17 @@ def mount_setattr(
     )
 
 
+def detached_tree(path: str) -> int:
+    """A copy of the mounts at `path` that is attached nowhere yet; a descriptor."""
+    flags = ctypes.c_uint(0x8000 | 1 | os.O_CLOEXEC)  # AT_RECURSIVE | OPEN_TREE_CLONE
+    return call("open_tree", ctypes.c_int(-100), ctypes.c_char_p(os.fsencode(path)), flags)
+
+
+def attach_tree(tree: int, path: str) -> None:
+    empty, target = ctypes.c_char_p(b""), ctypes.c_char_p(os.fsencode(path))
+    call("move_mount", ctypes.c_int(tree), empty, ctypes.c_int(-100), target, ctypes.c_uint(4))
+
+
 def close_from(first: int) -> None:
     """Close every descriptor from `first` on."""
     call("close_range", ctypes.c_uint(first), ctypes.c_uint(0xFFFF_FFFF), ctypes.c_uint(0))
@@ -156,7 +169,7 @@ def drop_capabilities(last: int | None = None) -> None:
     last = last_capability() if last is None else last
     try:
         for capability in range(last + 1):
-            prctl(PR_CAPBSET_DROP, capability)
+            _check(_libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0), "prctl")
     except PermissionError:
         # Without CAP_SETPCAP there is nothing to lower: an ordinary user's sets are empty already,
         # and no_new_privs keeps an exec from filling them out of the bounding set.

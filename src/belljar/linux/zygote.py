@@ -6,7 +6,8 @@ Theory of operation
                      └─fork─> zygote (this file): pid 1 of the outer pid namespace. Empty
                      environment,
                               no secrets, one thread, modules preloaded, BASE filter on
-                                └─fork─> init of a run ─fork─> guest      (inner.py)
+                                └─fork─> slot: has joined the control groups of a run
+                                           └─fork─> init of a run ─fork─> guest   (inner.py)
 
 The outer jail is made once: user, pid, mount, ipc, uts and (unless the policy opens it) network
 namespaces, a root of our own (root.py), no_new_privs. As root its user namespace maps a high range
@@ -15,7 +16,7 @@ ordinary user has one id to map, his own.
 
 The host writes marshalled dicts on the control socket (SOCK_SEQPACKET, descriptors ride along); it
 is the same interpreter on both sides, and nobody else holds that socket. We answer once, with one
-line. Everything about a run goes over the shelf socket named in the order, straight from its init.
+line. Everything about a run goes over the shelf socket of its slot, straight from its init.
 
 Who kills whom: when the host closes the control socket, or dies, we exit; as we are pid 1 the
 kernel kills every run. When the launcher dies we die (PR_SET_PDEATHSIG). Program code never runs in
@@ -39,6 +40,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+FIRST_UID = 1  # of the first run, in the zygote's own ids; the next run has the next one
 _MESSAGE = 1 << 18
 _ALL = (
     syscalls.CLONE_NEWUSER
@@ -60,7 +62,7 @@ def main(control: int) -> None:
         sock.send(f"failed {type(error).__name__}: {error}".encode())
         os._exit(1)
     sock.send(f"ready {' '.join(sorted(settled.modules & set(spec['preload'])))}".encode())
-    _serve(sock, settled, spec["ids"])
+    _serve(sock, settled, spec["ids"][1] if spec["ids"] else 0)
 
 
 def _enter(spec: dict[str, Any], control: _socket.socket) -> None:
@@ -130,7 +132,12 @@ def _settle(spec: dict[str, Any]) -> run_guest.Settled:
     settled = run_guest.Settled()
     settled.layers = frozenset(spec["layers"])
     settled.last_capability = spec["last_capability"]
-    _preload(settled, spec)
+    if spec["preload"]:
+        root.scratch()
+        _preload(settled, spec)
+        syscalls.umount(root.RUN)
+    else:
+        _preload(settled, spec)
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         raise RuntimeError(f"preloading started {threads - 1} threads; such a process cannot fork")
@@ -162,15 +169,27 @@ def _preload(settled: run_guest.Settled, spec: dict[str, Any]) -> None:
         for name in ("failures", "values"):
             importlib.import_module(f"belljar_guest.{name}")
         worker = importlib.import_module("belljar_guest.worker")
-        settled.worker, settled.rehearse = worker.main, _rehearsal(worker)
+        settled.worker = worker.main
         for name in spec["preload"]:
             try:
                 importlib.import_module(name)
-            except ImportError:
-                continue  # not installed here: the program will hear of it if it asks
+            except Exception:  # noqa: BLE001 - somebody else's module, which may do anything
+                continue  # the program will hear of it if it asks
+        settled.rehearse = _rehearsal(worker)
+        settled.rehearse()
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         settled.reseed = numpy.random.seed
+
+
+# What most programs do that import pandas: it builds much of itself on first use.
+_TABLE = """
+import pandas
+frame = pandas.DataFrame({"a": [1, 2, 2], "b": [0.5, 1.5, 2.5], "c": ["x", "y", "y"]})
+frame.groupby("c")["b"].mean()
+frame["a"].sum(), frame.describe(), frame[frame["b"] > 1].sort_values("a")
+str(frame), frame.to_csv(None)
+"""
 
 
 class _Nobody:
@@ -191,14 +210,16 @@ def _rehearsal(worker: Any) -> Any:
     nobody's.
     """
 
-    kept: Any = None
+    kept: list[Any] = []
+    program = "import sys\nprint(end='')\n1"
+    if "pandas" in sys.modules:
+        program = _TABLE + program
 
     def rehearse() -> None:
-        nonlocal kept
         main = sys.modules["__main__"]
         # Not to be freed: giving so large a block back would make malloc keep and clear the next.
-        kept = worker.Interpreter(_Nobody())
-        kept.run({"code": "import sys\nprint(end='')\n1"})
+        kept.append(worker.Interpreter(_Nobody()))
+        kept[-1].run({"code": program})
         marshal.loads(marshal.dumps({"env": dict(os.environ)}))
         worker.protocol.loads(worker.protocol.dumps({"code": "", "args": [], "context": {}}))
         os.environ.clear()
@@ -210,41 +231,57 @@ def _rehearsal(worker: Any) -> Any:
     return rehearse
 
 
-def _serve(
-    control: _socket.socket, settled: run_guest.Settled, ids: tuple[int, int] | None
-) -> None:
-    own_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-    shelves: dict[int, int] = {}
-    turn = 0
+def _serve(control: _socket.socket, settled: run_guest.Settled, ids: int) -> None:
+    """Start slots until the host closes the control socket: then we end, and all with us."""
+    number = 0
     while True:
-        message, ancillary, _, _ = control.recvmsg(_MESSAGE, _socket.CMSG_SPACE(4 * 16))
+        message, fds = _receive(control)
         if not message:
             os._exit(0)
-        fds = array.array("i")
-        for _, _, data in ancillary:
-            fds.frombytes(data)
-        order: dict[str, Any] = marshal.loads(message)
-        match order["do"]:
-            case "shelf":
-                shelves[order["shelf"]] = fds[0]
-            case "group":
-                settled.groups[order["group"]] = list(fds)
-            case "forget shelf":
-                os.close(shelves.pop(order["shelf"]))
-            case "forget group":
-                for fd in settled.groups.pop(order["group"]):
-                    os.close(fd)
-            case "jail":
-                shape = order["shape"]
-                turn += 1
-                shape["uid"] = 1 + turn % (ids[1] - 1) if ids else 0
-                shape["group"] = order["group"]
-                key = families, memfd, affinity = tuple(shape["filter"])
-                if key not in settled.filters:
-                    settled.filters[key] = seccomp_jail.delta(
-                        families, memfd=memfd, affinity=affinity
-                    )
-                syscalls.unshare(syscalls.CLONE_NEWPID)
-                if os.fork() == 0:
-                    inner.be_init(shape, settled, shelves[order["shelf"]])
-                syscalls.setns(own_namespace, syscalls.CLONE_NEWPID)
+        orders, shelf, *groups = fds
+        if os.fork() == 0:
+            control.close()
+            for fd in groups:
+                os.write(fd, b"0")
+                os.close(fd)
+            _serve_slot(_socket.socket(fileno=orders), shelf, settled, number, ids)
+        for fd in fds:
+            os.close(fd)
+        number += 1
+
+
+def _serve_slot(
+    orders: _socket.socket, shelf: int, settled: run_guest.Settled, number: int, ids: int
+) -> None:
+    """Make a jail for every order; each is born into the control groups that we have joined.
+
+    Joining one takes the kernel ten milliseconds and stops everybody else who wants to: so it is
+    done once for many runs, by us, and not by every guest for itself.
+    """
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
+    own_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    turn = 0
+    while True:
+        message, _ = _receive(orders)
+        if not message:
+            os._exit(0)
+        shape: dict[str, Any] = marshal.loads(message)
+        # No two runs at a time have one: a slot with control groups makes one run after another.
+        shape["uid"] = FIRST_UID + (number * 256 + turn % 256) % (ids - FIRST_UID) if ids else 0
+        turn += 1
+        key = families, memfd, affinity = tuple(shape["filter"])
+        if key not in settled.filters:
+            settled.filters[key] = seccomp_jail.delta(families, memfd=memfd, affinity=affinity)
+        syscalls.unshare(syscalls.CLONE_NEWPID)
+        if os.fork() == 0:
+            orders.close()
+            inner.be_init(shape, settled, shelf)
+        syscalls.setns(own_namespace, syscalls.CLONE_NEWPID)
+
+
+def _receive(sock: _socket.socket) -> tuple[bytes, list[int]]:
+    message, ancillary, _, _ = sock.recvmsg(_MESSAGE, _socket.CMSG_SPACE(4 * 16))
+    fds = array.array("i")
+    for _, _, data in ancillary:
+        fds.frombytes(data)
+    return message, list(fds)

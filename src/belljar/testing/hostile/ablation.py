@@ -6,7 +6,7 @@ each other layer off too: it is needed where that one is missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,21 +17,27 @@ from .runner import Runner
 from .subject import EngineSubject
 from .world import World
 
+Reasons = Mapping[str, tuple[str, ...]]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ablated:
-    """`breached` are the cases that hold with `layer` and breach without it; in both, `also_off`
-    was off."""
+    """`breached` are the cases that hold with `layer` and breach without it, and `reasons` what was
+    seen; with and without it, `also_off` was off."""
 
     layer: str
-    breached: tuple[str, ...]
+    reasons: Reasons
     also_off: tuple[str, ...] = ()
+
+    @property
+    def breached(self) -> tuple[str, ...]:
+        return tuple(sorted(self.reasons))
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "layer": self.layer,
             "also_off": list(self.also_off),
-            "breached": list(self.breached),
+            "breached": {name: list(self.reasons[name]) for name in self.breached},
         }
 
 
@@ -58,30 +64,40 @@ def ablate(
     """Each layer of `backend`, and the cases that need it."""
     chosen = tuple(cases)
     layers = layers_of(backend)
-    known: dict[frozenset[str], frozenset[str]] = {}
+    known: dict[frozenset[str], Reasons] = {}
 
-    def breached(off: frozenset[str]) -> frozenset[str]:
+    def breached(off: frozenset[str]) -> Reasons:
         if off not in known:
             say(f"without {', '.join(sorted(off)) or 'nothing'}")
             known[off] = _breached(suite, without(backend, off), chosen)
         return known[off]
 
+    def needs(layer: str, also: frozenset[str]) -> Reasons:
+        """The cases that breach without `layer`, twice, and hold with it, twice."""
+        off = also | {layer}
+        suspects = set(breached(off)) - set(breached(also))
+        if not suspects:
+            return {}
+        again = tuple(case for case in chosen if case.id in suspects)
+        say(f"once more without {', '.join(sorted(off))}: {len(again)} cases")
+        sure = _breached(suite, without(backend, off), again)
+        noise = _breached(suite, without(backend, also), again) if sure else {}
+        return {name: why for name, why in sure.items() if name not in noise}
+
     found = []
     for layer in layers:
-        needed = breached(frozenset({layer})) - breached(frozenset())
+        reasons = needs(layer, frozenset())
         also: tuple[str, ...] = ()
-        for other in layers if not needed else ():
-            if other != layer:
-                needed = breached(frozenset({layer, other})) - breached(frozenset({other}))
-                if needed:
-                    also = (other,)
-                    break
-        found.append(Ablated(layer=layer, breached=tuple(sorted(needed)), also_off=also))
+        for other in layers if not reasons else ():
+            if other != layer and (reasons := needs(layer, frozenset({other}))):
+                also = (other,)
+                break
+        found.append(Ablated(layer=layer, reasons=reasons, also_off=also))
     return tuple(found)
 
 
-def _breached(suite: Suite, backend: Backend, cases: tuple[Case, ...]) -> frozenset[str]:
+def _breached(suite: Suite, backend: Backend, cases: tuple[Case, ...]) -> Reasons:
     with World(suite) as world, EngineSubject(backend) as subject:
         outcomes = Runner(suite, subject, world).run(cases)
     bad = (Verdict.BREACHED, Verdict.ERROR)
-    return frozenset(outcome.case.id for outcome in outcomes if outcome.verdict in bad)
+    return {o.case.id: o.reasons for o in outcomes if o.verdict in bad}

@@ -7,6 +7,8 @@ The case file's header is the law; this is its reading:
 - the status must be one of `status_in`, the wall time within `max_wall_s`;
 - an outcome `reached` (gvisor, vm) also allows `R:REACHED` lines; `inner` also allows `R:BREACH`
   lines, because they act on the sandbox's own kernel: there the host's invariants decide;
+- an outcome `limited` is "stopped by a limit with a truthful status": a program that a limit ended,
+  with a status that `status_in` names, could not say anything any more, and need not have;
 - an outcome `na` (wasm) lets the program end with an error instead of a verdict.
 """
 
@@ -28,6 +30,7 @@ PROCESS_CLAIMS = frozenset(
         "secrets", "fd-exhaustion",
     }
 )  # fmt: skip
+_STOPPED = (Status.OOM, Status.LIMIT, Status.TIMEOUT, Status.KILLED)
 _STRONG = ("jail", "container", "gvisor", "vm", "wasm")
 
 
@@ -56,12 +59,14 @@ class Allowance:
 
     verdicts: tuple[str, ...]
     breach_lines: bool
-    silence: bool
+    silent_statuses: tuple[Status, ...]
 
 
 def allowance(case: Case, klass: str) -> Allowance:
     """The class rules of the header, for one case."""
-    outcome = case.expect.classes.get(klass, "held").split("|")
+    # The header gives `process` no outcomes of its own: where it claims a group, it is a jail's.
+    word = case.expect.classes.get("jail" if klass == "process" else klass, "held")
+    outcome = word.split("|")
     verdicts = case.expect.verdict_any
     inner = "inner" in outcome
     if verdicts and klass in ("gvisor", "vm", "container"):
@@ -71,7 +76,10 @@ def allowance(case: Case, klass: str) -> Allowance:
         verdicts=verdicts,
         # A case that lists R:BREACH among its verdicts calls it information, not a breach.
         breach_lines=inner or "R:BREACH" in case.expect.verdict_any,
-        silence=klass == "wasm" and "na" in outcome,
+        silent_statuses=(
+            *((Status.ERROR,) if klass == "wasm" and "na" in outcome else ()),
+            *(s for s in _STOPPED if "limited" in outcome and s.value in case.expect.status_in),
+        ),
     )
 
 
@@ -86,8 +94,7 @@ def program_failures(case: Case, klass: str, seen: Seen, max_wall: float | None)
     failures = list(_verdict_failures(allowed, seen))
     status = seen.result.status
     expected = case.expect.status_in
-    absent = allowed.silence and status is Status.ERROR
-    if expected and status.value not in expected and not absent:
+    if expected and status.value not in expected and status not in allowed.silent_statuses:
         failures.append(Failure("status_in", f"{status.value}, not {' or '.join(expected)}"))
     if max_wall is not None and seen.wall > max_wall:
         why = f"it took {seen.wall:.1f} s, not at most {max_wall:g} s"
@@ -105,7 +112,8 @@ def _verdict_failures(allowed: Allowance, seen: Seen) -> list[Failure]:
     ]
     if wrong:
         return [Failure("verdict", wrong[0][:120])]
-    if not any(line.startswith(allowed.verdicts) for line in lines) and not allowed.silence:
+    said = any(line.startswith(allowed.verdicts) for line in lines)
+    if not said and seen.result.status not in allowed.silent_statuses:
         ending = seen.result.error.message if seen.result.error else seen.result.status.value
         return [Failure("verdict", f"the program gave no verdict ({ending[:80]})")]
     return []

@@ -15,8 +15,7 @@ out = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND)
 for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
     signal.signal(number, lambda got, _: os.write(out, b"%d\\n" % got))
 print("ready", flush=True)
-while True:
-    signal.pause()
+os.read(0, 1)  # ends when whoever started it is gone, however that went
 """
 
 
@@ -33,8 +32,9 @@ class Sentinel:
             os.chown(self._log, uid, uid)
         self._process = subprocess.Popen(
             [python, "-I", "-c", _SOURCE, str(self._log), self.name],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
             env=dict(environment),
             cwd="/",
             start_new_session=True,
@@ -60,5 +60,6 @@ class Sentinel:
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()

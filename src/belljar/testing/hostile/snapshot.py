@@ -164,16 +164,20 @@ def _unix_sockets() -> Iterable[str]:
     here = tempfile.gettempdir()
     for line in _lines("/proc/net/unix"):
         path = line.split()[7:]
-        if path and (_OURS in path[0] or path[0].startswith(here)):
+        if path and (_names_us(path[0]) or path[0].startswith(here)):
             yield path[0]
 
 
 def _temporary_files() -> Iterable[str]:
     here = tempfile.gettempdir()
     yield from (os.path.join(here, name) for name in _names(here))
-    mine = re.compile(rf"{_OURS}.*\b{os.getpid()}\b")
     for place in _SHARED_PLACES:
-        yield from (os.path.join(place, name) for name in _names(place) if mine.match(name))
+        yield from (os.path.join(place, name) for name in _names(place) if _names_us(name))
+
+
+def _names_us(name: str) -> bool:
+    """Whether a name says that this very process made it: others may use Belljar here, too."""
+    return re.search(rf"{_OURS}.*\b{os.getpid()}\b", name) is not None
 
 
 def _loop_devices() -> Iterable[str]:

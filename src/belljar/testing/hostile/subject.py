@@ -125,6 +125,8 @@ class EngineSubject:
             backend = self._engine.backend(backend)
         else:
             self._engine = engines.Engine(settings, backends={backend.name: backend})
+        if hasattr(backend, "parked"):
+            backend.parked = 0  # sandboxes that wait ready would be counted as left behind
         self.backend = backend
         self.name = backend.name
         self.klass = class_of(backend.isolation)

@@ -1,0 +1,92 @@
+"""Project files that tools execute, kept read-only inside a writable mount, there or not.
+
+A program that may write to a project must not leave something there that runs later, outside, when
+somebody opens the project: a hook, a task, a shell start-up file. What exists is mounted read-only
+over itself. What does not exist yet gets an empty placeholder for the time of the run, because only
+an existing name can be mounted on; the placeholders are removed afterwards. A host process that is
+killed leaves them behind, empty. Only the top of a mount is protected, not projects inside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+DIRECTORIES = (".git/hooks", ".vscode", ".idea", ".claude", ".codex", ".cursor", ".devcontainer")
+FILES = (
+    ".git/config", ".gitmodules", ".gitconfig", ".mcp.json", ".envrc", ".bashrc", ".bash_profile",
+    ".profile", ".zshrc", ".zshenv", ".zprofile",
+)  # fmt: skip
+
+_users: Counter[str] = Counter()
+_made: dict[str, bool] = {}
+_lock = threading.Lock()
+
+
+def inside(source: str) -> tuple[tuple[str, str], ...]:
+    """What to close inside a writable mount of `source`: see `linux/root.py`."""
+    if not os.path.isdir(source):
+        return ()
+    names = [*DIRECTORIES, *FILES]
+    git = os.path.join(source, ".git")
+    if os.path.isdir(git):
+        # Nailed down, or it could be moved away and another one put in its place.
+        return ((".git", "rw"), *((name, "ro") for name in names))
+    return ((".git", "ro"), *((name, "ro") for name in names if not name.startswith(".git/")))
+
+
+def links(source: str) -> list[str]:
+    """Protected names that are symbolic links, on which nothing can be mounted."""
+    return [name for name, _ in inside(source) if os.path.islink(os.path.join(source, name))]
+
+
+@contextlib.contextmanager
+def placeholders(sources: Iterable[str]) -> Iterator[None]:
+    """While it is open, every protected name in `sources` exists."""
+    held: list[str] = []
+    try:
+        for source in sources:
+            for name, _ in inside(source):
+                path = os.path.join(source, name)
+                if _hold(path, directory=name == ".git" or name in DIRECTORIES):
+                    held.append(path)
+        yield
+    finally:
+        for path in reversed(held):
+            _let_go(path)
+
+
+def _hold(path: str, *, directory: bool) -> bool:
+    """Make `path` if it is missing; True if it is a placeholder, whoever made it."""
+    with _lock:
+        if path not in _made:
+            if os.path.lexists(path):
+                return False
+            try:
+                if directory:
+                    os.mkdir(path, 0o755)
+                else:
+                    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+            except (PermissionError, FileNotFoundError):
+                return False  # where we cannot write, or nothing is, the guest cannot either
+            _made[path] = directory
+        _users[path] += 1
+        return True
+
+
+def _let_go(path: str) -> None:
+    with _lock:
+        _users[path] -= 1
+        if _users[path]:
+            return
+        del _users[path]
+        directory = _made.pop(path)
+        # Somebody outside may have put something real there meanwhile: that stays.
+        with contextlib.suppress(OSError):
+            if directory:
+                os.rmdir(path)
+            elif os.lstat(path).st_size == 0:
+                os.unlink(path)
