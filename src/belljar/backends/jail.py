@@ -59,6 +59,7 @@ class JailBackend:
     """See the module's docstring. `disable` names layers to leave out, for tests of the layers.
 
     `parked` is how many ready jails may wait for each kind of run; how many do follows demand.
+    `tidy` keeps nothing between runs but one bare warm interpreter, for tests that count leftovers.
     """
 
     name = "jail"
@@ -70,12 +71,14 @@ class JailBackend:
         disable: frozenset[str] = frozenset(),
         facts: HostFacts | None = None,
         parked: int = 8,
+        tidy: bool = False,
     ) -> None:
         known = jail_plan.LAYERS
         if unknown := disable - set(known):
             raise ValueError(f"unknown layers {sorted(unknown)}; known: {', '.join(known)}")
         self.disabled = disable
         self.parked = parked
+        self.tidy = tidy
         self._given_facts = facts
         self._fleet: Fleet | None = None
         self._closed = False
@@ -161,16 +164,15 @@ class JailBackend:
         with contextlib.ExitStack() as cleanup:
             if spec.guarded:
                 cleanup.enter_context(protect.placeholders(spec.guarded))
-            # Without parking, only what is worth the most is kept: one bare warm interpreter.
             bare = spec.outer.worker and not spec.outer.preload
-            keep = spec.keep and (self.parked > 0 or bare)
+            keep = spec.keep and (bare or not self.tidy)
             if keep:
                 fleet = self._warm()
             else:
                 fleet = Fleet(self.facts)
                 cleanup.callback(fleet.close)
             jail = fleet.take(spec.outer, spec.shape)
-            cleanup.callback(jail.release, keep=self.parked > 0)
+            cleanup.callback(jail.release, keep=not self.tidy)
             watch = JailWatch(jail, plan, message, report, emit, cancel)
             taken = time.monotonic()
             watch.begin()
@@ -179,7 +181,7 @@ class JailBackend:
             found = collect.changed_files(jail.work, before, request.outputs)
             result = self._result(plan, watch, ended, report, jail)
             collected = time.monotonic()
-            if keep:
+            if keep and not self.tidy:
                 # Not earlier: it would compete with the run for processors.
                 jail.replenish(self.parked)
         return replace(

@@ -326,6 +326,11 @@ def _all_mounts(policy: Policy, request: Request) -> tuple[tuple[str, str, str],
     return tuple(sorted(found, key=lambda each: each[1]))
 
 
+def _open_to_all(path: str) -> bool:
+    """Whether anybody may enter: what is below a closed directory is shown by name, if at all."""
+    return os.stat(path).st_mode & 0o005 == 0o005
+
+
 @cache
 def _system(pivot: bool, online: bool) -> tuple[tuple[tuple[str, str, str], ...], Any]:
     """What every jail shows of the host: (mounts, links)."""
@@ -342,7 +347,7 @@ def _system(pivot: bool, online: bool) -> tuple[tuple[tuple[str, str, str], ...]
             path = "/" + name
             if os.path.islink(path):
                 links.append((path, os.readlink(path)))
-            elif name not in ("tmp", "proc", "dev", "sandbox", "etc", "var", "run", "sys"):
+            elif name not in ("proc", "dev", "sandbox", "etc", "run", "sys") and _open_to_all(path):
                 show.append((path, path, "rw"))
     for name in (*ETC, *(ETC_ONLINE if online else ())):
         real = os.path.realpath(f"/etc/{name}")

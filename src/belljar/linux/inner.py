@@ -60,12 +60,12 @@ def be_init(shape: dict[str, Any], settled: Settled, shelf: int) -> NoReturn:
         _rehearse()
         if problem != b"ready":
             raise OSError(0, problem.decode("utf-8", "replace") or "the guest died in its set-up")
+        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)  # from here on the program may be running
         _hand_over(shelf, shape["slot"], theirs)
     except BaseException as error:  # noqa: BLE001 - the host must hear of it, whatever it is
         _tell(shelf, f"failed {shape['slot']} {type(error).__name__}: {error}".encode())
         os._exit(1)
     os.close(shelf)
-    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
     _watch(guest, ours, shape["watch"])
 
 

@@ -64,8 +64,11 @@ def build(view: dict[str, Any]) -> None:
 
     for path in ("dev", "etc", "proc", "run", "var", "home", RUN[1:]):
         os.makedirs(path, 0o755, exist_ok=True)
+    shown = [destination for _, destination, _, _ in view["show"]]
     for path, target in (*view["links"], *_LINKS):
         path = path.lstrip("/")
+        if "/" + path in shown:
+            continue
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         os.symlink(target, path)
     for name in DEVICES:

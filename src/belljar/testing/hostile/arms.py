@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """How a case runs unsandboxed. `why` says what the plain arm could not show."""
+    """How a case runs unsandboxed. `why` says what the plain arm could not show.
+
+    `privileged` is root, in mount, host name, IPC, network and pid namespaces of its own.
+    """
 
     why: str = ""
     privileged: bool = False
@@ -29,7 +32,7 @@ class _Recycled(_fresh):
 _mmap.mmap = _Recycled
 """
 
-ARMS = {
+ARMS: dict[str, Arm] = {
     "me-010-pipe-buffers": Arm(
         why="the kernel itself bounds the pipes of an unprivileged user; it makes only pipes",
         privileged=True,
@@ -37,6 +40,23 @@ ARMS = {
     "pr-011-raise-rlimits": Arm(
         why="only a privileged process can raise a hard limit; it raises only its own",
         privileged=True,
+    ),
+    **dict.fromkeys(
+        (
+            "fs-017-open-by-handle-shocker",
+            "fs-018-chroot-classic",
+            "ke-006-chroot",
+            "ke-017-perf-event-open",
+            "ke-022-kexec",
+            "ke-025-sethostname-same",
+            "ke-035-capset-setuid",
+            "ne-007-icmp-raw",
+        ),
+        Arm(
+            why="the kernel asks for a capability first; it acts on namespaces of its own or, as "
+            "kexec, has arguments that cannot succeed",
+            privileged=True,
+        ),
     ),
     "rf-005-sparse-1TiB": Arm(why="the hole must be allowed its size", file_size=2 << 40),
     "rv-005-repr-raises-baseexception": Arm(

@@ -42,6 +42,17 @@ _SCRIPT = Path(__file__).with_name("trusting.py")
 _RLIMITS = {
     "RLIMIT_AS": 4 << 30, "RLIMIT_NPROC": 400, "RLIMIT_NOFILE": 2048, "RLIMIT_CPU": 120,
 }  # fmt: skip
+_OWN_NAMESPACES = (
+    "unshare", "--mount", "--uts", "--ipc", "--net", "--pid", "--fork", "--mount-proc",
+    "--kill-child",
+)  # fmt: skip
+# Kills as the throw-away user, or not at all.
+_END_ALL = """
+import os
+assert os.getresuid() == ({uid},) * 3
+assert "CapEff:\t0000000000000000" in open("/proc/self/status").read()
+os.kill(-1, 9)
+"""
 _INTERPRETERS = {"javascript": "node", "bash": "bash"}
 
 
@@ -113,13 +124,21 @@ def run_controls(
         runner.warm_up()
         for unit in units(case for case in cases if case.control == "safe"):
             on_case(unit[0])
-            subject.arm = ARMS.get(unit[0].id, Arm())
+            subject.begin(ARMS.get(unit[0].id, Arm()))
             for outcome in runner.judge(unit):
                 # A slow machine is not what a detector was built for.
                 reasons = tuple(r for r in outcome.reasons if not r.startswith("next_run_ok"))
                 seen = outcome.saw or outcome.verdict
                 fired = seen is Verdict.BREACHED and bool(reasons)
-                arms.append(Fired(case=outcome.case, fired=fired, reasons=reasons))
+                # What a class may show is still something that the probe has found.
+                found = tuple(f"probe: {line}" for line in subject.found if not fired)
+                arms.append(
+                    Fired(
+                        case=outcome.case,
+                        fired=fired or (bool(found) and seen is Verdict.HELD),
+                        reasons=reasons + found[:1],
+                    )
+                )
     return Controls(arms=tuple(arms))
 
 
@@ -152,13 +171,14 @@ def _as_user(uid: int) -> dict[str, Any]:
 
 
 class ControlSubject:
-    """The subject without a sandbox. `arm` is set before each case."""
+    """The subject without a sandbox. `found` are the probes that reached something."""
 
     name = "control"
 
     def __init__(self, world: World, uid: int, python: str, klass: str) -> None:
         self.klass = klass
         self.arm = Arm()
+        self.found: list[str] = []
         self._world, self._uid, self._python = world, uid, python
         self._home = world.root / "control"
         self._home.mkdir()
@@ -166,6 +186,11 @@ class ControlSubject:
         self._script = world.root / "trusting.py"
         shutil.copyfile(_SCRIPT, self._script)
         self._script.chmod(0o644)
+
+    def begin(self, arm: Arm) -> None:
+        """Another case, unsandboxed in this way."""
+        self.arm = arm
+        self.found = []
 
     def run(self, job: Job) -> Seen:
         slot = Path(tempfile.mkdtemp(prefix="belljar-control-"))
@@ -188,6 +213,8 @@ class ControlSubject:
             answer = json.loads(reply.read_text())
         except FileNotFoundError:
             return Seen(wall=wall, failure="untyped: the trusting host is gone", stopped=True)
+        lines = answer.get("stdout", "").splitlines()
+        self.found += [line for line in lines if line.startswith(("R:BREACH", "R:REACHED"))]
         return _seen(answer, wall)
 
     def _fill(self, work: Path, program: Path, job: Job) -> None:
@@ -212,6 +239,7 @@ class ControlSubject:
             "argv": argv,
             "language": job.language,
             "stdin": job.stdin.decode("latin-1"),
+            "writable": [mount.dst for mount in job.mounts if mount.mode == "rw"],
             "next_cell": "".join(_next_cells(job.code)),
             "outputs": list(job.outputs),
             "stop": min(job.timeout, _LONGEST) + _GRACE,
@@ -228,9 +256,11 @@ class ControlSubject:
     def _host(self, told: Path, job: Job) -> None:
         """Start the trusting host and wait for it; what it leaves running stays, to be counted."""
         words = [self._python, "-I", str(self._script), str(told)]
-        how: dict[str, Any] = {} if self.arm.privileged else _as_user(self._uid)
+        how: dict[str, Any] = _as_user(self._uid)
         if self.arm.planted:
             words, how = _with_planted(self.arm.planted, self._uid, words), {}
+        elif self.arm.privileged:
+            words, how = [*_OWN_NAMESPACES, *words], {}
         process = subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,
@@ -256,8 +286,9 @@ class ControlSubject:
     def clean(self) -> None:
         """End everything that runs as the throw-away user, and remove what it left in memory."""
         subprocess.run(
-            [self._python, "-I", "-c", "import os; os.kill(-1, 9)"],
+            [self._python, "-I", "-c", _END_ALL.format(uid=self._uid)],
             **_as_user(self._uid),
+            stderr=subprocess.DEVNULL,
             check=False,
         )
         for place in (Path("/dev/shm"), Path("/tmp")):
@@ -340,6 +371,7 @@ def _seen(answer: Mapping[str, Any], wall: float) -> Seen:
     told = replace(result, files={}).to_dict() | {
         name: answer.get(name) for name in ("stdout", "stderr", "value", "error")
     }
+    told["files"] = {path: {"size": file.size} for path, file in files.items()}
     return Seen(
         wall=wall,
         result=replace(result, value=_plain(answer.get("value"))),

@@ -13,7 +13,6 @@ SURFACES = {
     "mcp server": "there is no MCP server yet",
     "sessions": "there are no live sessions yet",
     "proxy": "there is no allow-list proxy yet",
-    "project protection": "there is no policy yet that protects a project's metadata",
     "image backends": "no backend takes an image yet",
     "the harness itself": "it is not one run: see `belljar selftest --controls` and `--ablation`",
 }
@@ -37,7 +36,6 @@ _ASSERTIONS = {
     ),
     "sessions": ("next_call_in_session_ok",),
     "proxy": ("proxy_log_all_denied", "upstream_log_only"),
-    "project protection": ("host_protected_paths_unchanged",),
     "image backends": ("typed_error_or_ok",),
     "the harness itself": (
         "detector_fires", "matrix_recorded", "mutation_score_ge", "zero_critical_findings",

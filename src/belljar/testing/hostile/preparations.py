@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from .scene import Scene
+from .world import give_to, prints
 
 Preparation = Callable[[Scene], AbstractContextManager[None]]
 PREPARATIONS: dict[str, Preparation] = {}
@@ -74,6 +75,21 @@ def another_tenant_before(scene: Scene) -> Iterator[None]:
         for path in _RESIDUE_FILES:
             if os.path.exists(path) and Path(path).read_text() == scene.stage.token:
                 os.unlink(path)
+
+
+@preparation("fs-012-protected-project-paths")
+@contextmanager
+def a_real_project(scene: Scene) -> Iterator[None]:
+    """Some of the files exist already; fs-013 is about those that do not."""
+    project = scene.stage.read_write
+    for name in (".git/config", ".git/hooks/pre-commit", ".vscode/tasks.json", ".mcp.json"):
+        path = project / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("# the user's own\n")
+    if scene.stage.world.owner is not None:
+        give_to(project, scene.stage.world.owner)
+    scene.stage.read_write_print = prints(project)
+    yield
 
 
 @preparation("pt-008-steal-stdin-next-cell")

@@ -17,13 +17,15 @@ from .judge import Verdict, claimed, program_failures
 from .preparations import prepare
 from .scene import Failure, Latency, Scene
 from .snapshot import PATIENCE, Snapshot
-from .subject import Job, Seen, Subject
+from .subject import NO_ANSWER, Job, Seen, Subject
 from .watch import Watch
 from .world import World
 
 # A case that says nothing of time has this long, on any backend.
 _CALM_SECONDS = 10.0
 _ATTEMPTS = 3
+# After so many in a row that hung, the rest would only take hours.
+_HANGS = 3
 _TEXT_TIERS = ("fast",)
 
 
@@ -84,9 +86,17 @@ class Runner:
         """Every case `repeat` times; a case is held only if it was held each time."""
         self.warm_up()
         outcomes: list[Outcome] = []
+        hung = 0
         for unit in units(cases):
             on_case(unit[0])
-            outcomes += self._repeated(unit, repeat)
+            if hung >= _HANGS:
+                outcomes += _all(
+                    unit, Verdict.ERROR, "not run: the backend does not answer any more"
+                )
+                continue
+            found = self._repeated(unit, repeat)
+            hung = hung + 1 if any(NO_ANSWER in why for o in found for why in o.reasons) else 0
+            outcomes += found
         return outcomes
 
     def warm_up(self) -> None:
@@ -105,7 +115,8 @@ class Runner:
         if all(first):
             return [outcome for outcome in first if outcome is not None]
         total: list[Outcome] = []
-        for _ in range(repeat):
+        # What nobody claims is information: once is enough.
+        for _ in range(repeat if any(claimed(case, self.klass) for case in unit) else 1):
             once = self.judge(unit)
             total = [_added(a, b) for a, b in zip(total, once, strict=True)] if total else once
         return total

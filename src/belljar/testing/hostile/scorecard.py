@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .ablation import Ablated
-from .control import Controls
+from .control import ENOUGH, Controls
 from .judge import Verdict
 from .runner import Outcome
 
@@ -36,9 +36,8 @@ class Card:
 
     @property
     def failed(self) -> bool:
-        """Whether something was breached, could not be judged, or detectors are asleep."""
-        asleep = self.controls is not None and not self.controls.enough
-        return bool(self.of(Verdict.BREACHED) or self.of(Verdict.ERROR)) or asleep
+        """Whether something was breached or could not be judged."""
+        return bool(self.of(Verdict.BREACHED) or self.of(Verdict.ERROR))
 
     def groups(self) -> dict[str, Counter[Verdict]]:
         found: dict[str, Counter[Verdict]] = {}
@@ -107,7 +106,9 @@ class Card:
         if self.controls is None:
             return
         told = self.controls.to_dict()
-        yield f"\ncontrol arms: {told['fired']} of {told['of']} detectors fire without a sandbox"
+        share = f"{told['fired']} of {told['of']} detectors fire without a sandbox"
+        few = "" if self.controls.enough else f": fewer than {ENOUGH:.0%}"
+        yield f"\ncontrol arms: {share}{few}"
         for arm in self.controls.silent:
             yield f"  {arm.case.id} cannot fire: {'; '.join(arm.reasons) or 'it ends by itself'}"
 

@@ -23,7 +23,10 @@ from ...policy import Ceiling, Isolation
 from ...types import Mount, Request, Result, Status
 
 # After the time limit a backend has this long to kill, collect and answer, or it hangs.
-_PATIENCE = 60.0
+_PATIENCE = 30.0
+
+
+NO_ANSWER = "the backend did not come back"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +128,8 @@ class EngineSubject:
             backend = self._engine.backend(backend)
         else:
             self._engine = engines.Engine(settings, backends={backend.name: backend})
-        if hasattr(backend, "parked"):
-            backend.parked = 0  # sandboxes that wait ready would be counted as left behind
+        if hasattr(backend, "tidy"):
+            backend.tidy = True  # what a backend keeps warm would be counted as left behind
         self.backend = backend
         self.name = backend.name
         self.klass = class_of(backend.isolation)
@@ -156,7 +159,7 @@ class EngineSubject:
                     thread.join(_PATIENCE)
             wall = time.monotonic() - start
             if not answer:
-                return Seen(wall=wall, failure="the backend did not come back", stopped=True)
+                return Seen(wall=wall, failure=NO_ANSWER, stopped=True)
         return answer[0]
 
     def _ask(self, request: Request, job: Job, cancel: Cancel) -> Seen:

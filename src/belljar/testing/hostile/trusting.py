@@ -124,6 +124,8 @@ class Host:
         self._believe_stdout(reply)
         self._load(reply)
         reply["files"] = self._collect() if job["outputs"] else self._list()
+        for directory in job["writable"]:
+            self._take_back(directory)
         shutil.rmtree(job["work"], ignore_errors=True)
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
         reply.update(
@@ -194,6 +196,15 @@ class Host:
             except Exception as error:  # noqa: BLE001 - whatever the guest's bytes raise
                 value = repr(error)
             reply.setdefault("value", repr(value))
+
+    def _take_back(self, directory: str) -> None:
+        """What the guest made is the user's again, whatever it is."""
+        for name in os.listdir(directory):
+            path = os.path.join(directory, name)
+            try:
+                os.chmod(path, os.stat(path).st_mode & 0o7777 | 0o700)
+            except OSError:
+                continue
 
     def _list(self) -> dict[str, None]:
         return {name: None for name in os.listdir(".") if os.path.isfile(name)}

@@ -121,9 +121,10 @@ class Stage:
             # The only kind of entry that the case file knows: a link in the user's own project.
             os.symlink(self.fill(entry["symlink"]), self.read_write / name)
         if world.owner is not None:
-            _give_to(root, world.owner)
+            give_to(root, world.owner)
         self.canary_print = prints(self.canary_dir)
         self.read_only_print = prints(self.read_only)
+        self.read_write_print = prints(self.read_write)
 
     def _directory(self, name: str) -> Path:
         path = self.root / name
@@ -256,7 +257,8 @@ def remove(path: Path) -> None:
         shutil.rmtree(path, onerror=retry)
 
 
-def _give_to(root: Path, uid: int) -> None:
+def give_to(root: Path, uid: int) -> None:
+    """Make a user the owner of everything below `root`."""
     for path in (root, *root.rglob("*")):
         os.chown(path, uid, uid, follow_symlinks=False)
 

@@ -37,6 +37,16 @@ def ro_mount_unchanged(scene: Scene, _: str) -> str | None:
     return difference(scene.stage.read_only_print, prints(scene.stage.read_only)) or None
 
 
+@check("host_protected_paths_unchanged")
+def host_protected_paths_unchanged(scene: Scene, _: str) -> str | None:
+    """Everything that a tool would execute or obey in the project has a name with a dot."""
+    before, after = scene.stage.read_write_print, prints(scene.stage.read_write)
+    dotted = [{k: v for k, v in found.items() if k.startswith(".")} for found in (before, after)]
+    for found in dotted:
+        found.pop(".", None)  # the project itself
+    return difference(dotted[0], dotted[1]) or None
+
+
 @check("marker_absent")
 def marker_absent(scene: Scene, _: str) -> str | None:
     return "the marker was made" if os.path.lexists(scene.stage.marker) else None
