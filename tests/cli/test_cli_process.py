@@ -97,6 +97,7 @@ def test_our_standard_input_is_the_programs(cli: Process) -> None:
 def test_a_standard_input_that_never_ends_is_explained(cli: Process) -> None:
     process = subprocess.Popen(
         [*COMMAND, "run", "-c", "print(input())"],
+        bufsize=0,  # else readline takes what communicate should see
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -245,7 +246,7 @@ def test_a_reader_that_stalls_does_not_stall_the_clock(cli: Process) -> None:
 
 
 def test_ctrl_c_gives_up_on_a_reader_that_stalls(cli: Process) -> None:
-    process = cli.start("run", "-c", "print('x' * 900_000)")
+    process = cli.start("run", "-c", "print('x' * 900_000)", "--backend", "subprocess")
     assert process.stdout is not None
     assert select.select([process.stdout], [], [], 30)[0]
     deadline = time.monotonic() + 30
