@@ -76,7 +76,9 @@ def load(module, tests):
     """The suite, out of the `test` package, or made here if this build has left it out."""
     kind, _, method = module.removeprefix("test_").partition("_")
     package = os.path.join(os.path.dirname(__import__("test").__file__), module)
-    if kind == "multiprocessing" and not (os.path.exists(package) or os.path.exists(package + ".py")):
+    if kind == "multiprocessing" and not (
+        os.path.exists(package) or os.path.exists(package + ".py")
+    ):
         with open(f"{module}.py", "w") as file:
             file.write(MULTIPROCESSING.format(method=method))
         sys.path.insert(0, os.getcwd())

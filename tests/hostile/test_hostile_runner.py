@@ -10,6 +10,7 @@ import pytest
 from belljar.policy import Isolation
 from belljar.testing import FakeBackend, hostile
 from belljar.testing.hostile import Case, Outcome, Suite, Verdict
+from belljar.testing.hostile.subject import NO_ANSWER
 from belljar.types import Request, Result, Status
 
 SUITE = hostile.load()
@@ -167,6 +168,38 @@ def test_both_halves_of_a_pair_are_in_their_sandboxes_at_the_same_time() -> None
     pair = [asserting("no_breach", case_id=f"ip-004-abstract-unix-{half}") for half in "wr"]
     outcomes = examine(respond, *pair, isolation=Isolation.JAIL)
     assert [outcome.verdict for outcome in outcomes] == [Verdict.HELD, Verdict.HELD]
+
+
+class Hanging:
+    """A subject that answers nothing but the plain run."""
+
+    name, klass = "hanging", "process"
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def run(self, job: hostile.Job) -> hostile.Seen:
+        self.asked.append(job.code)
+        if job.code == "print(2+2)":
+            result = Result(status=Status.SUCCESS, exit_code=0, stdout="4\n")
+            return hostile.Seen(wall=0.01, result=result)
+        return hostile.Seen(wall=0.01, failure=NO_ANSWER, stopped=True)
+
+    def terminal(self, job: hostile.Job) -> bytes:
+        return b""
+
+    def clean(self) -> None:
+        return None
+
+
+def test_a_backend_that_hangs_does_not_keep_the_suite_for_hours() -> None:
+    subject = Hanging()
+    cases = SUITE.select(groups=("secrets",))
+    with hostile.World(SUITE) as world:
+        outcomes = hostile.Runner(SUITE, subject, world).run(cases)
+    assert [outcome.verdict for outcome in outcomes[:3]] == [Verdict.BREACHED] * 3
+    assert {outcome.verdict for outcome in outcomes[3:]} == {Verdict.ERROR}
+    assert "does not answer" in outcomes[-1].reasons[0]
 
 
 def test_the_world_puts_everything_back() -> None:

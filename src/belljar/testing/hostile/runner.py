@@ -26,7 +26,7 @@ _CALM_SECONDS = 10.0
 _ATTEMPTS = 3
 # After so many in a row that hung, the rest would only take hours.
 _HANGS = 3
-_TEXT_TIERS = ("fast",)
+_CHEAP_TIERS = ("fast",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +133,7 @@ class Runner:
             if "inproc" in case.expect.classes and case.language == "python":
                 return None
             return Outcome(case=case, verdict=Verdict.NOT_CLAIMED, reasons=("not run",), runs=0)
-        if not mine and (case.control != "safe" or case.tier not in _TEXT_TIERS):
+        if not mine and (case.control != "safe" or case.tier not in _CHEAP_TIERS):
             # Without a promise that it holds, it may act on the host: only the harmless ones run.
             return Outcome(case=case, verdict=Verdict.NOT_CLAIMED, reasons=("not run",), runs=0)
         return None
@@ -277,9 +277,10 @@ class _NoSuchLanguage(LookupError):
 
 
 def _refuse_unknown_language(scene: Scene) -> None:
-    codes = ("language_unknown", "backend_unavailable")
-    if scene.case.language != "python" and scene.seen.failure.startswith(codes):
-        raise _NoSuchLanguage(scene.seen.failure)
+    why = scene.seen.failure
+    missing = why.startswith("backend_unavailable") and "is not installed" in why
+    if scene.case.language != "python" and (missing or why.startswith("language_unknown")):
+        raise _NoSuchLanguage(why)
 
 
 def _all(unit: tuple[Case, ...], verdict: Verdict, why: str) -> list[Outcome]:
