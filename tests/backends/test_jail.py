@@ -363,6 +363,8 @@ os.chmod("p/f", 0o755)
 
 def test_a_tables_program_starts_with_its_modules_loaded(warm: Jar) -> None:
     pytest.importorskip("pandas")
+    if sys.prefix.startswith("/tmp/"):
+        pytest.skip("an interpreter below /tmp is shown to each run, not to the zygote")
     code = "import sys; there = 'pandas' in sys.modules\nimport pandas\nthere"
     assert warm.run(code).value is True
     assert warm.run("import sys; 'pandas' in sys.modules").value is False

@@ -16,6 +16,8 @@ MULTIPROCESSING = """\
 import unittest, test._test_multiprocessing
 test._test_multiprocessing.install_tests_in_module_dict(globals(), {method!r})
 """
+# Waits for ever on a machine whose vsock device nobody answers.
+ENDLESS = {"test_socket": ["ThreadedVSOCKSocketStreamTest"]}
 WORDS = 4000
 
 
@@ -86,7 +88,10 @@ def load(module, tests):
     else:
         name = f"test.{module}"
     names = [f"{name}.{test}" for test in tests] or [name]
-    return unittest.defaultTestLoader.loadTestsFromNames(names)
+    suite = unittest.defaultTestLoader.loadTestsFromNames(names)
+    for endless in ENDLESS.get(module, ()):
+        unittest.skip("it may never end")(getattr(sys.modules[name], endless))
+    return suite
 
 
 def main(module, path, *tests):
