@@ -57,7 +57,8 @@ def comparing(request: pytest.FixtureRequest) -> Iterator[Comparing]:
         item.callspec.params["module"]
         for item in request.session.items
         if isinstance(item, pytest.Function)
-        and item.function.__name__ == test_a_module_passes_inside_wherever_it_passes_outside.__name__
+        and item.function.__name__
+        == test_a_module_passes_inside_wherever_it_passes_outside.__name__
         and not any(mark.name == "skip" for mark in item.iter_markers())
     ]
     with script.runner(), ThreadPoolExecutor(2) as pool:
