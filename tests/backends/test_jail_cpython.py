@@ -53,8 +53,8 @@ def comparing(request: pytest.FixtureRequest) -> Iterator[Comparing]:
         pytest.skip(reason)
     if not (found := registry.load("jail").probe()).available:
         pytest.skip(f"{found.reason}; {found.fix}")
-    asked = [
-        item.callspec.params["module"]
+    asked: list[str] = [
+        str(item.callspec.params["module"])
         for item in request.session.items
         if isinstance(item, pytest.Function)
         and item.function.__name__
@@ -84,7 +84,7 @@ def test_a_module_passes_inside_wherever_it_passes_outside(
     assert not found.problems, "\n".join(found.problems)
 
 
-# -- that the comparison can fail --------------------------------------------------------------------
+# -- that the comparison can fail ------------------------------------------------------------------
 
 PASSED, SKIPPED, FAILED = ("passed", ""), ("skipped", "no such thing"), ("failed", "EROFS")
 

@@ -36,6 +36,7 @@ ENOUGH = 0.95
 _GRACE = 2.5
 _LONGEST = 4.0
 # What is meant to be left behind need not be waited for as long as what is not.
+_TRIES = 3  # memory is sampled: what lives for a moment only may be missed once
 _PATIENCE = 1.5
 _TIMEOUT = 2
 _SCRIPT = Path(__file__).with_name("trusting.py")
@@ -124,22 +125,32 @@ def run_controls(
         runner.warm_up()
         for unit in units(case for case in cases if case.control == "safe"):
             on_case(unit[0])
-            subject.begin(ARMS.get(unit[0].id, Arm()))
-            for outcome in runner.judge(unit):
-                # A slow machine is not what a detector was built for.
-                reasons = tuple(r for r in outcome.reasons if not r.startswith("next_run_ok"))
-                seen = outcome.saw or outcome.verdict
-                fired = seen is Verdict.BREACHED and bool(reasons)
-                # What a class may show is still something that the probe has found.
-                found = tuple(f"probe: {line}" for line in subject.found if not fired)
-                arms.append(
-                    Fired(
-                        case=outcome.case,
-                        fired=fired or (bool(found) and seen is Verdict.HELD),
-                        reasons=reasons + found[:1],
-                    )
-                )
+            for _ in range(_TRIES):
+                tried = _try_out(unit, subject, runner)
+                if all(arm.fired for arm in tried):
+                    break
+            arms += tried
     return Controls(arms=tuple(arms))
+
+
+def _try_out(unit: tuple[Case, ...], subject: ControlSubject, runner: Runner) -> list[Fired]:
+    subject.begin(ARMS.get(unit[0].id, Arm()))
+    arms: list[Fired] = []
+    for outcome in runner.judge(unit):
+        # A slow machine is not what a detector was built for.
+        reasons = tuple(r for r in outcome.reasons if not r.startswith("next_run_ok"))
+        seen = outcome.saw or outcome.verdict
+        fired = seen is Verdict.BREACHED and bool(reasons)
+        # What a class may show is still something that the probe has found.
+        found = tuple(f"probe: {line}" for line in subject.found if not fired)
+        arms.append(
+            Fired(
+                case=outcome.case,
+                fired=fired or (bool(found) and seen is Verdict.HELD),
+                reasons=reasons + found[:1],
+            )
+        )
+    return arms
 
 
 def free_uid() -> int:
