@@ -20,6 +20,9 @@ needs_root = pytest.mark.skipif(
 # not have, and the kernel's pipe quota binds whoever lacks another.
 CANNOT_FIRE = {"cp-010-compile-bomb", "pr-011-raise-rlimits", "me-010-pipe-buffers"}
 
+# What the whole host has in use moves by more than this case does while others work on it.
+NOISY = {"me-011-mlock"}
+
 
 def promised() -> list[hostile.Case]:
     return [
@@ -35,9 +38,9 @@ def promised() -> list[hostile.Case]:
 def test_nearly_every_detector_fires_without_a_sandbox() -> None:
     found = control.run_controls(SUITE, promised())
     assert len(found.arms) >= 60
-    # What the whole host has in use is noisy: that detector may miss a single case.
-    assert {arm.case.id for arm in found.silent} <= CANNOT_FIRE | {"me-011-mlock"}
-    assert found.enough
+    silent = {arm.case.id for arm in found.silent}
+    assert silent <= CANNOT_FIRE | NOISY
+    assert 1 - len(silent - NOISY) / len(found.arms) >= control.ENOUGH
 
 
 @needs_root
