@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import subprocess
 import sys
@@ -241,11 +242,19 @@ def test_a_job_is_given_what_the_policy_says() -> None:
     assert (limits.flags & 0x10, rate) == (0, None)
 
 
+def _moved(descriptor: int, at_least: int) -> int:
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, at_least)
+    os.close(descriptor)
+    return moved
+
+
 def test_the_boot_code_for_windows_brings_the_worker_up_on_its_descriptors() -> None:
     """With descriptors in place of handles, and the one Windows call that turns one into the other
     replaced by one that hands it back: the rest is what a guest on Windows executes."""
     to_guest, from_host = os.pipe()[::-1]
     from_guest, to_host = os.pipe()
+    # Far from 10 and 11, the numbers that the worker itself takes.
+    from_host, to_host = (_moved(descriptor, 100) for descriptor in (from_host, to_host))
     stand_in = (
         "import os,sys;os.O_BINARY=0;m=type(sys)('msvcrt');m.open_osfhandle=lambda h,f:h;"
         "sys.modules['msvcrt']=m;del os.set_blocking;"
