@@ -1,13 +1,12 @@
 """Backend `jail`: full CPython, or any command, in a fresh kernel jail from a warm fork server.
 
 Theory of operation
-- `zygotes.py` hands out ready jails, `linux/zygote.py` and `linux/inner.py` make them (they say
+- `zygotes.py` hands out ready jails, `linux/zygote.py` and `linux/slot.py` make them (they say
   which process holds which descriptor and who kills whom). Here a run is: take a jail, write the
   start message and the program to it, read until it is gone, collect its files, give it back.
-- A result is returned when the run's init, which is ours, has no children left: everybody in its
-pid
-  namespace is a child of its, or will be. Exit status and usage are init's words, on a socket that
-  the guest never had. What is left then is init's own end and the unmounting.
+- A result is returned when the guest has been waited for and pid 1 of its namespace, which is ours,
+  has no children left: everybody in there is a child of its, or will be. Exit status and usage are
+  the slot's words, on a socket that the guest never had. What is left then is the unmounting.
 - The work directory is a memory file system. We hold a descriptor of it from the start; it lives
   until that is closed, so files are read when nobody is left who could change them.
 - Each protection is a layer that can be switched off in the constructor, for tests that ask what
@@ -15,7 +14,7 @@ pid
 
 Facts relied on, and how to check them again: `belljar doctor`; `pytest tests/linux tests/backends`.
 - In a pid namespace every orphan becomes a child of pid 1, and its end is everybody's end.
-- A signal that pid 1 has blocked is kept for it, even one that it would have ignored.
+- A process has given its children on to pid 1 when its own end is announced.
 - RLIMIT_NPROC counts per user namespace.
 
 What it does not protect against: a kernel bug reachable through the allowed calls, and side
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
     from ..linux.probe import HostFacts
 
 _NO_CAP = 1 << 40
-_HARD_KILL_SECONDS = 2.0
+_KILL_SECONDS = 10.0  # a jail that still lives then is broken
 
 
 class JailBackend:
@@ -223,7 +222,10 @@ class JailBackend:
         self, plan: Plan, watch: JailWatch, ended: Ended, report: Report, jail: Jail
     ) -> Result:
         group = jail.group
-        reason = watch.reason if ended.reason == "host" else ended.reason
+        # A guest that had ended when our kill came was not ended by it.
+        ours = watch.reason and os.WIFSIGNALED(ended.wait_status)
+        ours = ours and os.WTERMSIG(ended.wait_status) == signal.SIGKILL
+        reason = ended.reason or (watch.reason if ours else "")
         ending = Ending(
             wait_status=ended.wait_status,
             reason=reason,
@@ -255,7 +257,8 @@ class JailBackend:
             kill=KillProof(
                 reason=reason or "ended",
                 survivors=ended.survivors,
-                seconds=ended.kill_seconds,
+                seconds=ended.kill_seconds
+                + (max(0.0, ended.ended - watch.killed) if ours else 0.0),
             ),
             backend=self.name,
             isolation=self.isolation.value,
@@ -278,7 +281,7 @@ class JailWatch(Watch):
         request, limits = plan.request, plan.policy.limits
         self._jail = jail
         self._began = 0.0
-        self._hard = False
+        self.killed = 0.0
         if not request.stdin:
             os.close(jail.stdin)
         group = jail.group
@@ -307,7 +310,11 @@ class JailWatch(Watch):
         self._send(self._jail.frames.fileno())
 
     def until_gone(self) -> Ended:
-        ended = super().until_gone()
+        try:
+            ended = super().until_gone()
+        except BackendFailed:
+            self._kill_all()  # its slot is gone, who would have
+            raise
         return replace(ended, started=min(self._began, ended.ended))
 
     def _supervisor_says(self, fd: int) -> None:
@@ -319,21 +326,14 @@ class JailWatch(Watch):
         if self.ended is not None or self.reason:
             return
         self.reason = reason
-        self._deadline = time.monotonic() + _HARD_KILL_SECONDS
+        self.killed = time.monotonic()
+        self._deadline = self.killed + _KILL_SECONDS
         self._on_kill()
-        self._signal(signal.SIGTERM)
+        self._kill_all()
 
-    def _out_of_time(self) -> bool:
-        if self.reason and self.ended is None and not self._hard:
-            self._hard = True
-            self._deadline = time.monotonic() + _HARD_KILL_SECONDS
-            self._signal(signal.SIGKILL)
-            return False
-        return super()._out_of_time()
-
-    def _signal(self, number: int) -> None:
+    def _kill_all(self) -> None:
         with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
-            signal.pidfd_send_signal(self._jail.pidfd, number)
+            signal.pidfd_send_signal(self._jail.pidfd, signal.SIGKILL)
 
 
 def _start_message(request: Request, spec: Spec) -> tuple[bytes, dict[str, collect.Stamp]]:
