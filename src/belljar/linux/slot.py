@@ -11,8 +11,8 @@ Theory of operation
                                  up, says "ready", waits for the host's start message, runs
 
 The slot makes the pipes and sockets of the run. The guest keeps 0, 1, 2 and the frame socket, 3.
-The host gets the other ends, the work directory and a pidfd of the anchor in one message on the shelf
-socket; from then on neither slot nor zygote has a part in the run until the guest has ended.
+The host gets the other ends, the work directory and a pidfd of the anchor, in one message on the
+shelf socket; from then on neither slot nor zygote has a part in the run until the guest ended.
 
 Why an anchor: a program that were pid 1 itself would not die of its own signals and would have to
 collect orphans. As it shares memory, it costs next to nothing to make; a forked interpreter would
