@@ -34,23 +34,21 @@ from typing import TYPE_CHECKING, Any
 
 from .. import collect
 from ..errors import BackendFailed, RequestError
-from ..events import Displayed, Emit
+from ..events import Emit
 from ..linux import root
 from ..policy import Isolation, Policy
 from ..report import Report, run_frame
-from ..types import Display, KillProof, Request, Result, Usage
-from . import jail_plan, jail_report, protect
+from ..types import Request, Result
+from . import jail_plan, jail_report, outcome, protect
 from .base import Availability, Cancel, Plan, refuse_unless_held
 from .fleet import Fleet
 from .jail_plan import Spec
 from .supervise import Ended, Watch
-from .verdict import Ending, judge
 from .zygotes import Jail
 
 if TYPE_CHECKING:
     from ..linux.probe import HostFacts
 
-_NO_CAP = 1 << 40
 _KILL_SECONDS = 10.0  # a jail that still lives then is broken
 
 
@@ -123,12 +121,8 @@ class JailBackend:
                     ),
                 )
         notes = list(jail_report.shortcomings(facts))
-        if self.disabled:
-            notes.append(self._disabled_notice())
+        notes += outcome.notices(self.disabled)
         return Availability(available=True, notes=tuple(notes))
-
-    def _disabled_notice(self) -> str:
-        return f"layers switched off for a test: {', '.join(sorted(self.disabled))}"
 
     def compile(self, policy: Policy, request: Request) -> Plan:
         active = jail_plan.active_layers(self.facts, self.disabled)
@@ -143,7 +137,7 @@ class JailBackend:
             policy=policy,
             enforcement=report,
             spec=jail_plan.spec(policy, request, self.facts, active),
-            warnings=(self._disabled_notice(),) if self.disabled else (),
+            warnings=outcome.notices(self.disabled),
         )
 
     def run(self, plan: Plan, emit: Emit, cancel: Cancel) -> Result:
@@ -152,13 +146,7 @@ class JailBackend:
         began = time.monotonic()
         request, spec = plan.request, plan.spec
         assert isinstance(spec, Spec)
-        shown: list[Display] = []
-
-        def show(display: Display) -> None:
-            shown.append(display)
-            emit(Displayed(id=request.id, display=display))
-
-        report = Report(max_value=plan.policy.limits.output, on_display=show)
+        report, shown = outcome.heard(plan, emit)
         message, before = _start_message(request, spec)
         with contextlib.ExitStack() as cleanup:
             if spec.guarded:
@@ -178,15 +166,15 @@ class JailBackend:
             ended = watch.until_gone()
             gone = time.monotonic()
             found = collect.changed_files(jail.work, before, request.outputs)
-            result = self._result(plan, watch, ended, report, jail)
+            result = outcome.of_watch(
+                plan, watch, ended, report, jail.group, found=found, shown=shown
+            )
             collected = time.monotonic()
             if keep and not self.tidy:
                 # Not earlier: it would compete with the run for processors.
                 jail.replenish(self.parked)
         return replace(
             result,
-            files=found.files,
-            displays=tuple(shown),
             timings={
                 "start": taken - began,
                 "run": ended.ended - ended.started,
@@ -194,7 +182,6 @@ class JailBackend:
                 "collect": collected - gone,
                 "clean": time.monotonic() - collected,
             },
-            warnings=(*result.warnings, *found.warnings),
         )
 
     def close(self) -> None:
@@ -218,53 +205,6 @@ class JailBackend:
 
             cgroup.sweep(self.facts.cgroup)
 
-    def _result(
-        self, plan: Plan, watch: JailWatch, ended: Ended, report: Report, jail: Jail
-    ) -> Result:
-        group = jail.group
-        # A guest that had ended when our kill came was not ended by it.
-        ours = watch.reason and os.WIFSIGNALED(ended.wait_status)
-        ours = ours and os.WTERMSIG(ended.wait_status) == signal.SIGKILL
-        reason = ended.reason or (watch.reason if ours else "")
-        ending = Ending(
-            wait_status=ended.wait_status,
-            reason=reason,
-            oom_kills=group.oom_kills() if group is not None else 0,
-            forks_refused=group.forks_refused() if group is not None else None,
-        )
-        found = judge(ending, report)
-        stdout, stderr = watch.captured["stdout"], watch.captured["stderr"]
-        peak = group.peak_memory() if group is not None else None
-        return Result(
-            id=plan.request.id,
-            status=found.status,
-            exit_code=found.exit_code,
-            signal=found.signal,
-            limit_hit=found.limit_hit,
-            stdout=stdout.text(),
-            stderr=stderr.text(),
-            truncated=stdout.truncated or stderr.truncated or report.truncated,
-            value=report.value,
-            error=report.error if found.exit_code != 0 else None,
-            usage=Usage(
-                wall=ended.ended - ended.started,
-                cpu=ended.cpu,
-                peak_memory=peak if peak is not None else ended.peak_memory,
-                stdout_bytes=stdout.total,
-                stderr_bytes=stderr.total,
-            ),
-            enforcement=plan.enforcement,
-            kill=KillProof(
-                reason=reason or "ended",
-                survivors=ended.survivors,
-                seconds=ended.kill_seconds
-                + (max(0.0, ended.ended - watch.killed) if ours else 0.0),
-            ),
-            backend=self.name,
-            isolation=self.isolation.value,
-            warnings=(*plan.warnings, *found.warnings, *report.warnings),
-        )
-
 
 class JailWatch(Watch):
     """The poll loop of a run in a jail: it is waiting already, and is killed by pidfd."""
@@ -281,7 +221,7 @@ class JailWatch(Watch):
         request, limits = plan.request, plan.policy.limits
         self._jail = jail
         self._began = 0.0
-        self.killed = 0.0
+        self._killed = 0.0
         if not request.stdin:
             os.close(jail.stdin)
         group = jail.group
@@ -295,7 +235,7 @@ class JailWatch(Watch):
             stdin=jail.stdin if request.stdin else None,
             data=request.stdin,
             timeout=limits.timeout,
-            output_cap=limits.output if "output_cap" in plan.spec.layers else _NO_CAP,
+            output_cap=limits.output if "output_cap" in plan.spec.layers else outcome.NO_CAP,
             report=report,
             emit=emit,
             cancel=cancel,
@@ -315,7 +255,12 @@ class JailWatch(Watch):
         except BackendFailed:
             self._kill_all()  # its slot is gone, who would have
             raise
-        return replace(ended, started=min(self._began, ended.ended))
+        ended = replace(ended, started=min(self._began, ended.ended))
+        # A guest that had ended when our kill came was not ended by it.
+        if ended.reason or not self.reason or ended.wait_status != signal.SIGKILL:
+            return ended
+        passed = max(0.0, ended.ended - self._killed)
+        return replace(ended, reason="host", kill_seconds=ended.kill_seconds + passed)
 
     def _supervisor_says(self, fd: int) -> None:
         super()._supervisor_says(fd)
@@ -326,8 +271,8 @@ class JailWatch(Watch):
         if self.ended is not None or self.reason:
             return
         self.reason = reason
-        self.killed = time.monotonic()
-        self._deadline = self.killed + _KILL_SECONDS
+        self._killed = time.monotonic()
+        self._deadline = self._killed + _KILL_SECONDS
         self._on_kill()
         self._kill_all()
 
