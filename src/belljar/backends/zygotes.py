@@ -196,7 +196,7 @@ class Zygote:
             self.busy += 1
             self.runs += 1
             if shelf.available == 0:
-                self._order(shelf)
+                self._order(shelf, parked=False)
             shelf.available -= 1
         try:
             return self._receive(shelf)
@@ -302,12 +302,13 @@ class Zygote:
         shelf.close()
         _remove_groups(shelf)
 
-    def _order(self, shelf: Shelf) -> None:
+    def _order(self, shelf: Shelf, *, parked: bool = True) -> None:
+        """Have one made. One that is not to be parked need not warm up: somebody waits for it."""
         shape, cpus = shelf.shape, self.facts.cpus
         first = next(self._core)
         cores = tuple(cpus[(first + i) % len(cpus)] for i in range(shape.cores))
         slot = self._slot(shelf)
-        order = {"slot": slot.number, **shape.message(cores)}
+        order = {"slot": slot.number, "parked": parked, **shape.message(cores)}
         try:
             slot.orders.sendall(marshal.dumps(order))
         except OSError as error:
