@@ -40,6 +40,7 @@ _ENVIRONMENT = {
     "MPLCONFIGDIR": "/tmp",
     "MPLBACKEND": "agg",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    "LD_BIND_NOW": "1",  # symbols are looked up once, not in every guest
     "MKL_NUM_THREADS": "1",
     "NUMEXPR_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
