@@ -12,7 +12,6 @@ import array
 import itertools
 import marshal
 import os
-import secrets
 import select
 import socket
 import subprocess
@@ -155,7 +154,7 @@ class Zygote:
 
     def _greet(self) -> None:
         from ..linux import syscalls
-        from ..linux.slot import FIRST_UID
+        from ..linux.root import FIRST_UID
 
         outer = self.outer
         view = outer.view
@@ -349,7 +348,7 @@ class Zygote:
         assert self.facts.cgroup is not None
         return Group(
             self.facts.cgroup,
-            secrets.token_hex(8),
+            os.urandom(8).hex(),
             memory=shape.memory,
             processes=shape.processes + 2,  # the slot and the anchor are ours
             cpus=shape.cpus,
