@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import secrets
+import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import replace
