@@ -27,9 +27,10 @@ from . import snapshot, trusting
 from .arms import ARMS, Arm
 from .cases import Case, CasesInvalid, Suite
 from .judge import Verdict
+from .private import remove
 from .runner import Runner, units
 from .subject import Job, Seen, on_terminal
-from .world import World, remove
+from .world import World
 
 ENOUGH = 0.95
 # A program that still runs this long after its time was up has shown that nothing limits it.
@@ -191,6 +192,7 @@ class ControlSubject:
         self.arm = Arm()
         self.found: list[str] = []
         self._world, self._uid, self._python = world, uid, python
+        self._going: list[subprocess.Popen[bytes]] = []
         self._home = world.root / "control"
         self._home.mkdir()
         os.chown(self._home, uid, uid)
@@ -281,11 +283,15 @@ class ControlSubject:
             env=self._world.server_environment,
             **how,
         )
+        self._going.append(process)
         try:
             process.wait(job.timeout + _GRACE + 40)
         except subprocess.TimeoutExpired:
+            return
+        finally:
             process.kill()
             process.wait()
+            self._going.remove(process)
 
     def terminal(self, job: Job) -> bytes:
         program = self._world.root / "shown.py"
@@ -294,20 +300,28 @@ class ControlSubject:
         words = [self._python, "-I", str(program)]
         return on_terminal(words, timeout=job.timeout + _GRACE, **_as_user(self._uid))
 
+    def cancel(self) -> None:
+        for process in tuple(self._going):
+            process.kill()
+        self._end_all()
+
     def clean(self) -> None:
         """End everything that runs as the throw-away user, and remove what it left in memory."""
-        subprocess.run(
-            [self._python, "-I", "-c", _END_ALL.format(uid=self._uid)],
-            **_as_user(self._uid),
-            stderr=subprocess.DEVNULL,
-            check=False,
-        )
+        self._end_all()
         for place in (Path("/dev/shm"), Path("/tmp")):
             for path in place.iterdir():
                 if _owner(path) == self._uid:
                     path.unlink() if not path.is_dir() else remove(path)
         for path in self._world.temporary.iterdir():
             remove(path)
+
+    def _end_all(self) -> None:
+        subprocess.run(
+            [self._python, "-I", "-c", _END_ALL.format(uid=self._uid)],
+            **_as_user(self._uid),
+            stderr=subprocess.DEVNULL,
+            check=False,
+        )
 
 
 def _owner(path: Path) -> int | None:

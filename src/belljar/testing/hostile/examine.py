@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from ...backends.base import Backend
 from ...config import Settings
@@ -11,8 +13,10 @@ from .cases import Case, Suite, Tier, load
 from .control import run_controls
 from .judge import claimed
 from .pending import missing_surface
+from .private import private_directory
 from .runner import Runner
 from .scorecard import Card
+from .snapshot import no_survivors
 from .subject import EngineSubject
 from .world import World
 
@@ -31,11 +35,13 @@ def examine(
     claimed_only: bool = False,
     controls: bool = False,
     ablation: bool = False,
+    command: str = "",
     progress: Progress = lambda text: None,
 ) -> Card:
     """Examine `backend`, by name or as an object. Nothing is left on the host afterwards."""
     suite = suite or load()
-    with EngineSubject(backend, settings) as subject:
+    start = time.monotonic()
+    with private_directory(), no_survivors(), EngineSubject(backend, settings) as subject:
         cases = suite.select(groups=groups, ids=ids, tier=tier)
         if claimed_only:
             cases = tuple(case for case in cases if claimed(case, subject.klass))
@@ -51,11 +57,12 @@ def examine(
         promised = tuple(
             case for case in cases if claimed(case, subject.klass) and missing_surface(case) is None
         )
-        return Card(
+        card = Card(
             backend=subject.name,
             klass=subject.klass,
             outcomes=tuple(outcomes),
             repeat=repeat,
+            command=command,
             controls=run_controls(
                 suite,
                 promised,
@@ -73,3 +80,4 @@ def examine(
             if ablation
             else None,
         )
+    return replace(card, seconds=time.monotonic() - start)
