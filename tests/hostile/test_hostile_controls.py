@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import tempfile
 
 import pytest
 
@@ -45,7 +46,8 @@ def test_nearly_every_detector_fires_without_a_sandbox() -> None:
 
 @needs_root
 def test_the_control_user_is_nobody_and_leaves_nothing() -> None:
-    uid = control.free_uid()
+    with control.throw_away_user() as uid, control.throw_away_user() as another:
+        assert uid != another
     with pytest.raises(KeyError):
         pwd.getpwuid(uid)
     before = snapshot.Snapshot.take()
@@ -71,6 +73,16 @@ def test_a_silent_detector_is_named_in_the_scorecard() -> None:
     controls = control.Controls(arms=arms)
     card = hostile.Card(backend="x", klass="process", outcomes=(), controls=controls)
     assert not controls.enough
-    told = "\n".join(card._control_lines())
+    told = card.text()
     assert "cp-001-busy cannot fire" in told
     assert "fewer than 95%" in told
+
+
+@needs_root
+def test_a_place_that_the_throw_away_user_cannot_enter_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="bj-") as closed:
+        monkeypatch.setattr(tempfile, "tempdir", closed)
+        with pytest.raises(hostile.CasesInvalid, match="may not enter"):
+            control.run_controls(SUITE, ())

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 _PREFIX = "belljar-selftest-"
+# A unix socket's name has 107 bytes, and what we and the backends put below takes up to 60.
+_LONGEST = 45
 _open: list[Path] = []
 
 
@@ -27,7 +29,7 @@ def private_directory() -> Iterator[Path]:
     if _open:
         yield _open[0]
         return
-    path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_short_place()))
     _open.append(path)
     try:
         path.chmod(0o711)  # guests of another user have to get through
@@ -36,6 +38,13 @@ def private_directory() -> Iterator[Path]:
     finally:
         _open.clear()
         remove(path)
+
+
+def _short_place() -> str:
+    """The temporary directory, or the usual one if sockets in it would have names too long."""
+    here = tempfile.gettempdir()
+    too_long = len(os.fsencode(here)) > _LONGEST and os.access("/tmp", os.W_OK | os.X_OK)
+    return "/tmp" if too_long else here
 
 
 @contextmanager

@@ -52,7 +52,7 @@ class World:
 
     def __enter__(self) -> World:
         with contextlib.ExitStack() as stack:
-            self.root = Path(tempfile.mkdtemp(prefix="bj-world-"))
+            self.root = Path(tempfile.mkdtemp(prefix="world-"))
             stack.callback(remove, self.root)
             self.root.chmod(0o711)
             self.home = self.root / "home"
@@ -67,7 +67,7 @@ class World:
             stack.callback(lambda: self.sentinel.close())
             self.temporary.mkdir()
             stack.enter_context(temporary_directory(self.temporary))
-            stack.enter_context(_subreaper())
+            stack.enter_context(subreaper())
             self._stack = stack.pop_all()
         return self
 
@@ -251,7 +251,7 @@ def give_to(root: Path, uid: int) -> None:
 
 
 @contextlib.contextmanager
-def _subreaper() -> Iterator[None]:
+def subreaper() -> Iterator[None]:
     """Adopt every orphan of a run, so that a survivor is found wherever it fled in the tree."""
     if sys.platform != "linux":
         yield
