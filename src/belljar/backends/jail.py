@@ -1,13 +1,12 @@
 """Backend `jail`: full CPython, or any command, in a fresh kernel jail from a warm fork server.
 
 Theory of operation
-- `zygotes.py` hands out ready jails, `linux/zygote.py` and `linux/inner.py` make them (they say
+- `zygotes.py` hands out ready jails, `linux/zygote.py` and `linux/slot.py` make them (they say
   which process holds which descriptor and who kills whom). Here a run is: take a jail, write the
   start message and the program to it, read until it is gone, collect its files, give it back.
-- A result is returned when the run's init, which is ours, has no children left: everybody in its
-pid
-  namespace is a child of its, or will be. Exit status and usage are init's words, on a socket that
-  the guest never had. What is left then is init's own end and the unmounting.
+- A result is returned when the guest has been waited for and pid 1 of its namespace, which is ours,
+  has no children left: everybody in there is a child of its, or will be. Exit status and usage are
+  the slot's words, on a socket that the guest never had. What is left then is the unmounting.
 - The work directory is a memory file system. We hold a descriptor of it from the start; it lives
   until that is closed, so files are read when nobody is left who could change them.
 - Each protection is a layer that can be switched off in the constructor, for tests that ask what
@@ -15,7 +14,7 @@ pid
 
 Facts relied on, and how to check them again: `belljar doctor`; `pytest tests/linux tests/backends`.
 - In a pid namespace every orphan becomes a child of pid 1, and its end is everybody's end.
-- A signal that pid 1 has blocked is kept for it, even one that it would have ignored.
+- A process has given its children on to pid 1 when its own end is announced.
 - RLIMIT_NPROC counts per user namespace.
 
 What it does not protect against: a kernel bug reachable through the allowed calls, and side
@@ -35,24 +34,23 @@ from typing import TYPE_CHECKING, Any
 
 from .. import collect
 from ..errors import BackendFailed, RequestError
-from ..events import Displayed, Emit
+from ..events import Emit
 from ..linux import root
 from ..policy import Isolation, Policy
 from ..report import Report, run_frame
-from ..types import Display, KillProof, Request, Result, Usage
-from . import jail_plan, jail_report, protect
+from ..types import Enforcement, Request, Result
+from . import jail_plan, jail_report, outcome, protect
 from .base import Availability, Cancel, Plan, refuse_unless_held
 from .fleet import Fleet
 from .jail_plan import Spec
 from .supervise import Ended, Watch
-from .verdict import Ending, judge
 from .zygotes import Jail
 
 if TYPE_CHECKING:
     from ..linux.probe import HostFacts
 
-_NO_CAP = 1 << 40
-_HARD_KILL_SECONDS = 2.0
+_REMEMBERED = 64
+_KILL_SECONDS = 10.0  # a jail that still lives then is broken
 
 
 class JailBackend:
@@ -82,6 +80,7 @@ class JailBackend:
         self._given_facts = facts
         self._fleet: Fleet | None = None
         self._closed = False
+        self._known: dict[tuple[Policy, frozenset[str]], tuple[dict[str, Enforcement], Spec]] = {}
         self._availability: Availability | None = None
 
     @property
@@ -124,28 +123,42 @@ class JailBackend:
                     ),
                 )
         notes = list(jail_report.shortcomings(facts))
-        if self.disabled:
-            notes.append(self._disabled_notice())
+        notes += outcome.notices(self.disabled)
         return Availability(available=True, notes=tuple(notes))
 
-    def _disabled_notice(self) -> str:
-        return f"layers switched off for a test: {', '.join(sorted(self.disabled))}"
-
     def compile(self, policy: Policy, request: Request) -> Plan:
-        active = jail_plan.active_layers(self.facts, self.disabled)
-        report = jail_report.enforcement(policy, request, self.facts, active)
-        # With a layer switched off on purpose the report says what is missing, and the run goes on.
-        held = {} if self.disabled else report
-        refuse_unless_held(self.name, self.isolation, policy, held)
+        report, spec = self._compiled(policy, request)
         return Plan(
             backend=self.name,
             isolation=self.isolation,
             request=request,
             policy=policy,
-            enforcement=report,
-            spec=jail_plan.spec(policy, request, self.facts, active),
-            warnings=(self._disabled_notice(),) if self.disabled else (),
+            enforcement=dict(report),
+            spec=spec,
+            warnings=outcome.notices(self.disabled),
         )
+
+    def _compiled(self, policy: Policy, request: Request) -> tuple[dict[str, Enforcement], Spec]:
+        """Remembered for what most runs are: a program for our own interpreter, and no mounts."""
+        key, files = None, policy.filesystem
+        special = request.python or request.command or request.mounts
+        if request.language == "python" and not (
+            special or files.read_only or files.read_write or files.hidden
+        ):
+            key = policy, jail_plan.imported(request.code or "")
+            if (known := self._known.get(key)) is not None:
+                return known
+        active = jail_plan.active_layers(self.facts, self.disabled)
+        report = jail_report.enforcement(policy, request, self.facts, active)
+        # With a layer switched off on purpose the report says what is missing, and the run goes on.
+        held = {} if self.disabled else report
+        refuse_unless_held(self.name, self.isolation, policy, held)
+        compiled = report, jail_plan.spec(policy, request, self.facts, active)
+        if key is not None:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[key] = compiled
+        return compiled
 
     def run(self, plan: Plan, emit: Emit, cancel: Cancel) -> Result:
         if self._closed:
@@ -153,13 +166,7 @@ class JailBackend:
         began = time.monotonic()
         request, spec = plan.request, plan.spec
         assert isinstance(spec, Spec)
-        shown: list[Display] = []
-
-        def show(display: Display) -> None:
-            shown.append(display)
-            emit(Displayed(id=request.id, display=display))
-
-        report = Report(max_value=plan.policy.limits.output, on_display=show)
+        report, shown = outcome.heard(plan, emit)
         message, before = _start_message(request, spec)
         with contextlib.ExitStack() as cleanup:
             if spec.guarded:
@@ -179,15 +186,15 @@ class JailBackend:
             ended = watch.until_gone()
             gone = time.monotonic()
             found = collect.changed_files(jail.work, before, request.outputs)
-            result = self._result(plan, watch, ended, report, jail)
+            result = outcome.of_watch(
+                plan, watch, ended, report, jail.group, found=found, shown=shown
+            )
             collected = time.monotonic()
             if keep and not self.tidy:
                 # Not earlier: it would compete with the run for processors.
                 jail.replenish(self.parked)
         return replace(
             result,
-            files=found.files,
-            displays=tuple(shown),
             timings={
                 "start": taken - began,
                 "run": ended.ended - ended.started,
@@ -195,7 +202,6 @@ class JailBackend:
                 "collect": collected - gone,
                 "clean": time.monotonic() - collected,
             },
-            warnings=(*result.warnings, *found.warnings),
         )
 
     def close(self) -> None:
@@ -219,49 +225,6 @@ class JailBackend:
 
             cgroup.sweep(self.facts.cgroup)
 
-    def _result(
-        self, plan: Plan, watch: JailWatch, ended: Ended, report: Report, jail: Jail
-    ) -> Result:
-        group = jail.group
-        reason = watch.reason if ended.reason == "host" else ended.reason
-        ending = Ending(
-            wait_status=ended.wait_status,
-            reason=reason,
-            oom_kills=group.oom_kills() if group is not None else 0,
-            forks_refused=group.forks_refused() if group is not None else None,
-        )
-        found = judge(ending, report)
-        stdout, stderr = watch.captured["stdout"], watch.captured["stderr"]
-        peak = group.peak_memory() if group is not None else None
-        return Result(
-            id=plan.request.id,
-            status=found.status,
-            exit_code=found.exit_code,
-            signal=found.signal,
-            limit_hit=found.limit_hit,
-            stdout=stdout.text(),
-            stderr=stderr.text(),
-            truncated=stdout.truncated or stderr.truncated or report.truncated,
-            value=report.value,
-            error=report.error if found.exit_code != 0 else None,
-            usage=Usage(
-                wall=ended.ended - ended.started,
-                cpu=ended.cpu,
-                peak_memory=peak if peak is not None else ended.peak_memory,
-                stdout_bytes=stdout.total,
-                stderr_bytes=stderr.total,
-            ),
-            enforcement=plan.enforcement,
-            kill=KillProof(
-                reason=reason or "ended",
-                survivors=ended.survivors,
-                seconds=ended.kill_seconds,
-            ),
-            backend=self.name,
-            isolation=self.isolation.value,
-            warnings=(*plan.warnings, *found.warnings, *report.warnings),
-        )
-
 
 class JailWatch(Watch):
     """The poll loop of a run in a jail: it is waiting already, and is killed by pidfd."""
@@ -278,7 +241,7 @@ class JailWatch(Watch):
         request, limits = plan.request, plan.policy.limits
         self._jail = jail
         self._began = 0.0
-        self._hard = False
+        self._killed = 0.0
         if not request.stdin:
             os.close(jail.stdin)
         group = jail.group
@@ -292,7 +255,7 @@ class JailWatch(Watch):
             stdin=jail.stdin if request.stdin else None,
             data=request.stdin,
             timeout=limits.timeout,
-            output_cap=limits.output if "output_cap" in plan.spec.layers else _NO_CAP,
+            output_cap=limits.output if "output_cap" in plan.spec.layers else outcome.NO_CAP,
             report=report,
             emit=emit,
             cancel=cancel,
@@ -307,8 +270,17 @@ class JailWatch(Watch):
         self._send(self._jail.frames.fileno())
 
     def until_gone(self) -> Ended:
-        ended = super().until_gone()
-        return replace(ended, started=min(self._began, ended.ended))
+        try:
+            ended = super().until_gone()
+        except BackendFailed:
+            self._kill_all()  # its slot is gone, who would have
+            raise
+        ended = replace(ended, started=min(self._began, ended.ended))
+        # A guest that had ended when our kill came was not ended by it.
+        if ended.reason or not self.reason or ended.wait_status != signal.SIGKILL:
+            return ended
+        passed = max(0.0, ended.ended - self._killed)
+        return replace(ended, reason="host", kill_seconds=ended.kill_seconds + passed)
 
     def _supervisor_says(self, fd: int) -> None:
         super()._supervisor_says(fd)
@@ -319,21 +291,14 @@ class JailWatch(Watch):
         if self.ended is not None or self.reason:
             return
         self.reason = reason
-        self._deadline = time.monotonic() + _HARD_KILL_SECONDS
+        self._killed = time.monotonic()
+        self._deadline = self._killed + _KILL_SECONDS
         self._on_kill()
-        self._signal(signal.SIGTERM)
+        self._kill_all()
 
-    def _out_of_time(self) -> bool:
-        if self.reason and self.ended is None and not self._hard:
-            self._hard = True
-            self._deadline = time.monotonic() + _HARD_KILL_SECONDS
-            self._signal(signal.SIGKILL)
-            return False
-        return super()._out_of_time()
-
-    def _signal(self, number: int) -> None:
+    def _kill_all(self) -> None:
         with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
-            signal.pidfd_send_signal(self._jail.pidfd, number)
+            signal.pidfd_send_signal(self._jail.pidfd, signal.SIGKILL)
 
 
 def _start_message(request: Request, spec: Spec) -> tuple[bytes, dict[str, collect.Stamp]]:
