@@ -17,12 +17,11 @@ SUITE = hostile.load()
 needs_root = pytest.mark.skipif(
     control.possible() is not None, reason=control.possible() or "control arms run here"
 )
-# CPython's own parser refuses the one; raising a hard limit needs a capability that even root may
-# not have, and the kernel's pipe quota binds whoever lacks another.
-CANNOT_FIRE = {"cp-010-compile-bomb", "pr-011-raise-rlimits", "me-010-pipe-buffers"}
+# Raising a hard limit needs a capability that even root may not have.
+CANNOT_FIRE = {"pr-011-raise-rlimits"}
 
-# What the whole host has in use moves by more than this case does while others work on it.
-NOISY = {"me-011-mlock"}
+# What the whole host has in use moves by more than these do while others work on it.
+NOISY = {"me-010-pipe-buffers", "me-011-mlock"}
 
 
 def promised() -> list[hostile.Case]:
@@ -41,7 +40,7 @@ def test_nearly_every_detector_fires_without_a_sandbox() -> None:
     assert len(found.arms) >= 60
     silent = {arm.case.id for arm in found.silent}
     assert silent <= CANNOT_FIRE | NOISY
-    assert 1 - len(silent - NOISY) / len(found.arms) >= control.ENOUGH
+    assert found.enough and found.ratio >= 0.95
 
 
 @needs_root

@@ -242,6 +242,7 @@ class Runner:
             mounts=tuple(mounts),
             files={"out/.keep": b""} if out else {},
             outputs=("out/*",) if out else (),
+            network={"allow": case.params["allow"]} if "allow" in case.params else None,
         )
 
     def _perform(self, scenes: list[Scene]) -> None:

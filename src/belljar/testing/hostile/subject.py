@@ -42,12 +42,14 @@ class Job:
     files: Mapping[str, bytes] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
     outputs: tuple[str, ...] = ()
+    network: Mapping[str, Any] | None = None
     on_output: Callable[[bytes], None] | None = None
 
     def wishes(self) -> dict[str, Any]:
         """The policy that the case file suggests. The lint is off: it is not the boundary."""
         mebi = 1 << 20
-        return {
+        network = {} if self.network is None else {"network": self.network}
+        return network | {
             "timeout": self.timeout,
             "memory": self.limits["MEM_MB"] * mebi,
             "disk": self.limits["DISK_MB"] * mebi,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -135,8 +136,8 @@ class ControlSubject:
         """Start the trusting host and wait for it; what it leaves running stays, to be counted."""
         words = [self._python, "-I", str(self._script), str(told)]
         how: dict[str, Any] = as_user(self._uid)
-        if self.arm.planted:
-            words, how = _with_planted(self.arm.planted, self._uid, words), {}
+        if self.arm.planted or os.path.exists(self.arm.shadowed):
+            words, how = self._with_mounts(words), {}
         elif self.arm.privileged:
             words, how = [*_OWN_NAMESPACES, *words], {}
         process = subprocess.Popen(
@@ -157,6 +158,18 @@ class ControlSubject:
             process.kill()
             process.wait()
             self._going.remove(process)
+
+    def _with_mounts(self, words: list[str]) -> list[str]:
+        """The command in a mount namespace of its own, with what the arm wants to be there."""
+        path = self.arm.planted
+        script = f"mount -t tmpfs tmpfs {os.path.dirname(path)} && mkdir {path}"
+        if self.arm.shadowed:
+            copy = self._world.root / "shadow"
+            copy.write_bytes(Path(self.arm.shadowed).read_bytes())
+            copy.chmod(0o666)
+            script = f"mount --bind {shlex.quote(str(copy))} {self.arm.shadowed}"
+        drop = ["setpriv", f"--reuid={self._uid}", f"--regid={self._uid}", "--clear-groups"]
+        return ["unshare", "--mount", "sh", "-c", script + ' && exec "$@"', "sh", *drop, *words]
 
     def terminal(self, job: Job) -> bytes:
         program = self._world.root / "shown.py"
@@ -201,13 +214,6 @@ def _next_cells(code: str) -> Iterable[str]:
     marker = "NEXT-CELL-"
     if marker in code:
         yield marker + code.split(marker, 1)[1].split("'", 1)[0]
-
-
-def _with_planted(path: str, uid: int, words: list[str]) -> list[str]:
-    """The command in a mount namespace of its own in which `path` exists."""
-    script = f'mount -t tmpfs tmpfs {os.path.dirname(path)} && mkdir {path} && exec "$@"'
-    drop = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
-    return ["unshare", "--mount", "sh", "-c", script, "sh", *drop, *words]
 
 
 class _Listener:
