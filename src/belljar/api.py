@@ -157,7 +157,9 @@ class Runner:
             given["context"] = context
         _check_keys(given)
         request = build_request(
-            code=code, **{key: given[key] for key in REQUEST_KEYS if given.get(key) is not None}
+            code=code,
+            settings=self._engine.settings,
+            **{key: given[key] for key in REQUEST_KEYS if given.get(key) is not None},
         )
         return self._engine.run(
             request,
@@ -227,8 +229,12 @@ def build_request(
     mounts: Iterable[Mount | str] = (),
     python: str | None = None,
     image: str | None = None,
+    settings: Settings | None = None,
 ) -> Request:
-    """Check everything about a program that can be checked before choosing where it runs."""
+    """Check everything about a program that can be checked before choosing where it runs.
+
+    Without the engine's `settings` only the built-in languages are known.
+    """
     if (code is None) == (not command):
         raise RequestError("code", "give either code or a command")
     if code is not None:
@@ -236,9 +242,8 @@ def build_request(
             raise RequestError("code", f"is text, not {type(code).__name__}")
         if "\0" in code:
             raise RequestError("code", "contains a NUL byte")
-        name = languages.find(language).file
-    else:
-        name = None
+    spoken = languages.find(language, settings)
+    name = spoken.file if code is not None else None
     contents: dict[str, bytes] = {}
     for path, data in _mapping("files", files).items():
         clean = collect.checked_name("files", path)
@@ -252,7 +257,7 @@ def build_request(
     return Request(
         code=code,
         command=_words("command", command),
-        language=languages.find(language).name,
+        language=spoken.name,
         stdin=_bytes("stdin", stdin),
         args=_words("args", args),
         env=_environment(_mapping("env", env)),
@@ -262,6 +267,7 @@ def build_request(
         mounts=_distinct(shown, {*contents, *([name] if name is not None else [])}),
         python=_word("python", python),
         image=_word("image", image),
+        resolved=spoken if code is not None else None,
     )
 
 
