@@ -12,7 +12,7 @@ from .backends.base import Cancel
 from .config import Settings, load
 from .engine import Engine
 from .errors import RequestError
-from .events import Emit, Event, Output, RunFinished
+from .events import Emit, Event, Output, RunFailed, RunFinished
 from .policy import Policy
 from .policy_fields import parse_mount
 from .resolve import POLICY_KEYS
@@ -379,7 +379,7 @@ def _text_callbacks(on_stdout: OnText | None, on_stderr: OnText | None) -> Emit 
             decoder, call = streams[event.stream]
             if text := decoder.decode(event.data):
                 call(text)
-        elif isinstance(event, RunFinished):
+        elif isinstance(event, RunFinished | RunFailed):
             for decoder, call in streams.values():
                 if text := decoder.decode(b"", final=True):
                     call(text)

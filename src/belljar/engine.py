@@ -13,7 +13,7 @@ from .backends import registry
 from .backends.base import Backend, Cancel, Plan, refuse_unless_held
 from .config import Settings, load
 from .errors import BackendUnavailable, BelljarError, LanguageMissing, PolicyUnenforceable
-from .events import Emit, Event, FanOut, RunFinished, RunStarted, Sink
+from .events import Emit, Event, FanOut, RunFailed, RunFinished, RunStarted, Sink
 from .policy import DANGEROUS_MODULES, Modules, Policy
 from .resolve import Resolved, resolve
 from .types import GuestError, Request, Result, Status
@@ -74,11 +74,17 @@ class Engine:
             self._emit(event, emit)
 
         planned = time.monotonic()
-        if cancel is not None:
-            result = chosen.run(plan, forward, cancel)
-        else:
-            with Cancel() as never:
-                result = chosen.run(plan, forward, never)
+        try:
+            if cancel is not None:
+                result = chosen.run(plan, forward, cancel)
+            else:
+                with Cancel() as never:
+                    result = chosen.run(plan, forward, never)
+        except BaseException as error:
+            # A caller whose own callback raised is not called again.
+            caller = emit if isinstance(error, BelljarError) else None
+            self._emit(_failure(request, chosen.name, error), caller)
+            raise
         return self._tell(
             replace(
                 result,
@@ -242,6 +248,16 @@ class Engine:
     def _tell(self, result: Result, emit: Emit | None) -> Result:
         self._emit(RunFinished(result=result), emit)
         return result
+
+
+def _failure(request: Request, backend: str, error: BaseException) -> RunFailed:
+    if isinstance(error, BelljarError):
+        code, message, retryable = error.code, error.message, error.retryable
+    else:
+        code, message, retryable = "aborted", f"{type(error).__name__}: {error}", False
+    return RunFailed(
+        id=request.id, backend=backend, code=code, message=message, retryable=retryable
+    )
 
 
 def _lint(request: Request, policy: Policy) -> Result | None:
