@@ -10,7 +10,7 @@ from typing import Any
 
 from . import languages
 from .backends import registry
-from .backends.base import Backend, Cancel, Plan, refuse_unless_held
+from .backends.base import Backend, Cancel, Plan, never, refuse_unless_held
 from .config import Settings, load
 from .errors import BackendUnavailable, BelljarError, LanguageMissing, PolicyUnenforceable
 from .events import Emit, Event, FanOut, RunFailed, RunFinished, RunStarted, Sink
@@ -75,11 +75,7 @@ class Engine:
 
         planned = time.monotonic()
         try:
-            if cancel is not None:
-                result = chosen.run(plan, forward, cancel)
-            else:
-                with Cancel() as never:
-                    result = chosen.run(plan, forward, never)
+            result = chosen.run(plan, forward, cancel if cancel is not None else never())
         except BaseException as error:
             # A caller whose own callback raised is not called again.
             caller = emit if isinstance(error, BelljarError) else None
@@ -130,6 +126,8 @@ class Engine:
         if request.command:
             return request
         language = languages.find(request.language, self.settings)
+        if request.resolved is language and not language.env:
+            return request
         env = {**language.env, **request.env}
         return replace(request, language=language.name, resolved=language, env=env)
 

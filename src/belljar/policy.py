@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from functools import cache
 from typing import Any, Literal
 
 from .errors import PolicyError
@@ -136,6 +137,7 @@ LEVEL_MODULES: Mapping[Level, tuple[str, ...]] = {
 }
 
 
+@cache
 def level_policy(level: Level) -> Policy:
     """The level's own defaults, before any request."""
     mebi = 1 << 20

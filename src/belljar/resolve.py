@@ -46,12 +46,14 @@ def resolve(
     asked for more.
     """
     ceiling = ceiling or Ceiling()
-    policy = level_policy(level)  # type: ignore[arg-type]
-    policy = _apply(policy, defaults or {}, explicit=False)
+    policy = level_policy(level)
+    if defaults:
+        policy = _apply(policy, defaults, explicit=False)
     asked = {k: wish for k, wish in wishes.items() if wish is not None or k not in POLICY_KEYS}
     warnings: list[str] = []
     if language is not None:
-        policy = _apply(policy, language.limits, explicit=False)
+        if language.limits:
+            policy = _apply(policy, language.limits, explicit=False)
         if language.allow_network is not None and "network" not in asked:
             reach = "any" if language.allow_network and ceiling.network == "any" else "off"
             policy = _apply(policy, {"network": reach}, explicit=False)
@@ -60,7 +62,8 @@ def resolve(
                     f"{language.name} programs may use the network, but not past the operator's"
                     f" ceiling {ceiling.network!r}: it is off"
                 )
-    policy = _apply(policy, asked, explicit=True)
+    if asked:
+        policy = _apply(policy, asked, explicit=True)
     if language is not None and language.allow_network is False and policy.network.mode != "off":
         raise PolicyError(
             "network",
@@ -100,7 +103,8 @@ def resolve(
                 f"{mode} {what!r} is past the operator's ceiling {ceiling.mounts!r}",
                 fix="ask the operator to raise ceiling.mounts",
             )
-    policy = replace(policy, limits=limits, min_isolation=floor)
+    if limits is not policy.limits or floor is not policy.min_isolation:
+        policy = replace(policy, limits=limits, min_isolation=floor)
     return Resolved(policy=policy, mounts=mounts, warnings=tuple(warnings))
 
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 import contextlib
 import marshal
 import os
+import select
 import signal
 import time
 import weakref
@@ -38,7 +39,7 @@ from ..events import Emit
 from ..linux import root
 from ..policy import Isolation, Policy
 from ..report import Report, run_frame
-from ..types import Request, Result
+from ..types import Enforcement, Request, Result
 from . import jail_plan, jail_report, outcome, protect
 from .base import Availability, Cancel, Plan, refuse_unless_held
 from .fleet import Fleet
@@ -49,6 +50,8 @@ from .zygotes import Jail
 if TYPE_CHECKING:
     from ..linux.probe import HostFacts
 
+_REMEMBERED = 64
+_QUICK_MILLISECONDS = 3
 _KILL_SECONDS = 10.0  # a jail that still lives then is broken
 
 
@@ -79,6 +82,7 @@ class JailBackend:
         self._given_facts = facts
         self._fleet: Fleet | None = None
         self._closed = False
+        self._known: dict[tuple[Policy, frozenset[str]], tuple[dict[str, Enforcement], Spec]] = {}
         self._availability: Availability | None = None
 
     @property
@@ -125,20 +129,38 @@ class JailBackend:
         return Availability(available=True, notes=tuple(notes))
 
     def compile(self, policy: Policy, request: Request) -> Plan:
-        active = jail_plan.active_layers(self.facts, self.disabled)
-        report = jail_report.enforcement(policy, request, self.facts, active)
-        # With a layer switched off on purpose the report says what is missing, and the run goes on.
-        held = {} if self.disabled else report
-        refuse_unless_held(self.name, self.isolation, policy, held)
+        report, spec = self._compiled(policy, request)
         return Plan(
             backend=self.name,
             isolation=self.isolation,
             request=request,
             policy=policy,
-            enforcement=report,
-            spec=jail_plan.spec(policy, request, self.facts, active),
+            enforcement=dict(report),
+            spec=spec,
             warnings=outcome.notices(self.disabled),
         )
+
+    def _compiled(self, policy: Policy, request: Request) -> tuple[dict[str, Enforcement], Spec]:
+        """Remembered for what most runs are: a program for our own interpreter, and no mounts."""
+        key, files = None, policy.filesystem
+        special = request.python or request.command or request.mounts
+        if request.language == "python" and not (
+            special or files.read_only or files.read_write or files.hidden
+        ):
+            key = policy, jail_plan.imported(request.code or "")
+            if (known := self._known.get(key)) is not None:
+                return known
+        active = jail_plan.active_layers(self.facts, self.disabled)
+        report = jail_report.enforcement(policy, request, self.facts, active)
+        # With a layer switched off on purpose the report says what is missing, and the run goes on.
+        held = {} if self.disabled else report
+        refuse_unless_held(self.name, self.isolation, policy, held)
+        compiled = report, jail_plan.spec(policy, request, self.facts, active)
+        if key is not None:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[key] = compiled
+        return compiled
 
     def run(self, plan: Plan, emit: Emit, cancel: Cancel) -> Result:
         if self._closed:
@@ -250,6 +272,7 @@ class JailWatch(Watch):
         self._send(self._jail.frames.fileno())
 
     def until_gone(self) -> Ended:
+        self._wait_for_a_quick_end()
         try:
             ended = super().until_gone()
         except BackendFailed:
@@ -261,6 +284,16 @@ class JailWatch(Watch):
             return ended
         passed = max(0.0, ended.ended - self._killed)
         return replace(ended, reason="host", kill_seconds=ended.kill_seconds + passed)
+
+    def _wait_for_a_quick_end(self) -> None:
+        """Let a short program end in peace: being woken for each of its words costs it more time
+        than it needs. What it says waits in pipes, which a longer one soon finds us reading."""
+        if self._outgoing:
+            return  # it has not got all of its input yet
+        quick = select.poll()
+        quick.register(self._control, select.POLLIN)
+        quick.register(self._cancel.fileno(), select.POLLIN)
+        quick.poll(min(_QUICK_MILLISECONDS, self._timeout * 1000))
 
     def _supervisor_says(self, fd: int) -> None:
         super()._supervisor_says(fd)

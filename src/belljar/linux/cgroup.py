@@ -115,6 +115,7 @@ class Group:
         self._released, self._processes, self._quota = False, processes, quota
         self._earlier = {"oom_kill": 0, "max": 0}
         self._lock = -1
+        self._files: dict[str, int] = {}
         made: list[str] = []
         try:
             for path in self._paths:
@@ -199,6 +200,9 @@ class Group:
 
     def remove(self) -> None:
         """Delete the group; a member that is still dying is waited for, briefly."""
+        for fd in self._files.values():
+            os.close(fd)
+        self._files.clear()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -212,10 +216,12 @@ class Group:
                 return int(number) - self._earlier[key]
         return 0
 
-    @staticmethod
-    def _read(path: str, name: str) -> str:
-        with open(os.path.join(path, name)) as file:
-            return file.read()
+    def _read(self, path: str, name: str) -> str:
+        # Kept open: a group that is used again and again is asked the same after every run.
+        fd = self._files.get(name)
+        if fd is None:
+            fd = self._files[name] = os.open(os.path.join(path, name), os.O_RDONLY)
+        return os.pread(fd, 4096, 0).decode()
 
     @staticmethod
     def _write(path: str, name: str, text: str) -> None:
