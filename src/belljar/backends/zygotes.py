@@ -258,12 +258,7 @@ class Zygote:
         with self._lock:
             shelf.busy -= 1
             self.busy -= 1
-            if slot.group is None or slot.group.reusable:
-                shelf.free.append(slot)
-                return
-            slot.orders.close()
-            del shelf.slots[slot.number]
-        slot.group.remove()
+            shelf.free.append(slot)
 
     def close(self) -> None:
         """End it and everything in it; returns when the kernel has."""
