@@ -255,3 +255,13 @@ def test_a_named_backend_without_the_language_falls_back_to_one_that_has_it() ->
     result = engine.run(Request(code=""), backend="first")
     assert result.success
     assert any("no ruby here" in warning for warning in result.warnings)
+
+
+def test_a_language_that_changes_while_its_runner_lives_is_not_remembered_as_it_was(
+    runner: Callable[..., Runner], tmp_path: Path
+) -> None:
+    ready = runner('[python]\nlimits = { memory = "512M" }\n')
+    code = "import socket; socket.socket(); 'open'"
+    assert ready.execute(code).value == "open"
+    (tmp_path / "languages.toml").write_text('[python]\nseccomp = "strict"\n')
+    assert ready.execute(code).value is None
