@@ -12,7 +12,7 @@ from .harness import Backed, Jar
 RESULT_KEYS = [
     "id", "status", "exit_code", "signal", "limit_hit", "stdout", "stderr", "truncated", "value",
     "error", "displays", "files", "usage", "timings", "enforcement", "kill", "backend",
-    "backend_reason", "isolation", "warnings",
+    "settled", "backend_reason", "isolation", "warnings",
 ]  # fmt: skip
 
 
