@@ -53,7 +53,7 @@ from .base import Availability, Cancel, Plan, refuse_unless_held
 from .landlock_plan import Spec
 from .landlock_zygotes import Fleet
 from .process_plan import GUEST_PATH
-from .subprocess import _pipe, _SEND_SECONDS, _socket_pair, _user
+from .subprocess import _SEND_SECONDS, _pipe, _socket_pair, _user
 from .supervise import Watch
 
 if TYPE_CHECKING:

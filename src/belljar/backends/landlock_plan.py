@@ -142,12 +142,10 @@ def _timeout(mode: Children, facts: HostFacts, active: frozenset[str]) -> Enforc
     clock = "the host's clock, then"
     if mode == "one" and "seccomp" in active:
         return enforced(f"{clock} a kill of the one process")
-    if mode == "one":
-        return best_effort(f"{clock} a kill; without seccomp it may have forked")
-    if "landlock" not in active:
-        return best_effort(f"{clock} a kill; without Landlock the program can signal us, too")
     if "subreaper" not in active:
         return best_effort(f"{clock} the first process is killed; others may survive")
+    if "landlock" not in active:
+        return best_effort(f"{clock} a kill; without Landlock the program can signal us, too")
     if mode == "group":
         return enforced(f"{clock} {_group_name(facts)} stops forks and the subreaper kills all")
     return best_effort(f"{clock} the subreaper kills the tree until nothing is left")

@@ -36,8 +36,7 @@ class Settled:
 def arrange_descriptors(frames: int, errors: int) -> int:
     """The guest's own are 0 to 3. 4, returned, is the pipe that says how the set-up went."""
     kept = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for fd in (frames, errors) if fd >= 0]
-    if frames >= 0:
-        os.dup2(kept[0], FRAMES, inheritable=False)
+    os.dup2(kept[0], FRAMES, inheritable=False)  # without frames it is that pipe, too
     os.dup2(kept[-1], _ERRORS, inheritable=False)
     syscalls.close_from(_ERRORS + 1)
     return _ERRORS
@@ -71,7 +70,6 @@ def be_guest(spec: dict[str, Any], settled: Settled) -> NoReturn:
     _check(settled, status)
     if spec["argv"]:
         os.set_inheritable(FRAMES, spec["frame_fd"] >= 0)
-        syscalls.close_from(_ERRORS + 1)
         os.execve(spec["argv"][0], spec["argv"], spec["env"])
     _signal.signal(_signal.SIGINT, _signal.default_int_handler)
     for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # as Python has them

@@ -1,4 +1,4 @@
-"""The end of a program that ran inside a fork of a warm interpreter: as CPython's, but for teardown.
+"""The end of a program that ran in a fork of a warm interpreter: CPython's, but for teardown.
 
 Threads are joined, exit handlers run, what the program left open is flushed. Modules are not torn
 down: that would copy every page that the fork shares. Nothing here needs /proc.

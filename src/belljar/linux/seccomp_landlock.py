@@ -20,12 +20,10 @@ from __future__ import annotations
 
 import errno
 
+from . import seccomp_jail as jail
 from . import syscalls
-from .seccomp import _op, _SOCK_SEQPACKET, _SOCK_STREAM, _SOCK_TYPE_MASK, METADATA
-from .seccomp_jail import (
-    _ALLOW, _AND, _ANY_BIT, _EAFNOSUPPORT, _ENOSYS, _EPERM, _EQUAL, _NAMESPACES, _RETURN, AF_UNIX,
-    SETUP, _argument, _one_of, _search, _words,
-)  # fmt: skip
+from .seccomp import _SOCK_SEQPACKET, _SOCK_STREAM, _SOCK_TYPE_MASK, METADATA, _op
+from .seccomp_jail import _ALLOW, _EPERM, _RETURN, _argument, _one_of, _words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,7 +41,8 @@ CONNECTIONS = ("bind", "connect", "listen", "accept", "accept4")
 # F_SETOWN and F_SETOWN_EX send signals to others, a lease makes the opener of a file wait, and
 # F_NOTIFY is inotify's ancestor.
 _FCNTLS = (8, 15, 1024, 1026)
-# TCGETS, TIOCGPGRP, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX, TCGETS2, FICLONE, FICLONERANGE
+# TCGETS, TIOCGPGRP, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX, TCGETS2, FICLONE and
+# FICLONERANGE.
 _IOCTLS = (
     0x5401, 0x540F, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0x802C_542A, 0x4004_9409, 0x4020_940D,
 )  # fmt: skip
@@ -74,19 +73,19 @@ def delta(
     without `truncate` that call is closed, which Landlock holds only from its third version on.
     """
     families = tuple(families)
-    actions: dict[str, Action] = dict.fromkeys(SETUP, _EPERM)
-    actions["clone3"] = _ENOSYS  # its flags are out of sight; the C library tries clone next
+    actions: dict[str, Action] = dict.fromkeys(jail.SETUP, _EPERM)
+    actions["clone3"] = jail._ENOSYS  # its flags are out of sight; the C library tries clone next
     actions["clone"] = _clone(children)
     if not children:
         actions |= {"fork": _EAGAIN, "vfork": _EAGAIN}
     actions |= dict.fromkeys(MODES_OWNERS_TIMES, _SUCCESS)
     actions |= dict.fromkeys(XATTRS, _EOPNOTSUPP)
-    actions |= dict.fromkeys(WATCHES, _ENOSYS)
+    actions |= dict.fromkeys(WATCHES, jail._ENOSYS)
     actions["fallocate"] = _EOPNOTSUPP
     actions["fcntl"] = _one_of(1, _FCNTLS, then=_EPERM, otherwise=_ALLOW)
     ioctls = (*_IOCTLS, *(_NETWORK_IOCTLS if families else ()))
     actions["ioctl"] = _one_of(1, ioctls, then=_ALLOW, otherwise=_ENOTTY)
-    actions["socket"] = _one_of(0, families, then=_ALLOW, otherwise=_EAFNOSUPPORT)
+    actions["socket"] = _one_of(0, families, then=_ALLOW, otherwise=jail._EAFNOSUPPORT)
     actions["socketpair"] = _pair()
     if not families:
         actions |= dict.fromkeys(CONNECTIONS, _EPERM)
@@ -96,7 +95,7 @@ def delta(
         actions["sched_setaffinity"] = _EPERM
     actions["setpriority"] = (
         _argument(0),
-        _op(_EQUAL, 0, 1, 0),
+        _op(jail._EQUAL, 0, 1, 0),
         _op(_RETURN, _EPERM),
         *_one_of(1, (0,), then=_ALLOW, otherwise=_EPERM),
     )
@@ -105,7 +104,7 @@ def delta(
         actions["mmap"] = _no_shared_memory()
     if not truncate:
         actions["truncate"] = _EPERM
-    return _search(actions, _ALLOW, machine)
+    return jail._search(actions, _ALLOW, machine)
 
 
 def signals_to_itself(pid: int, *, machine: str = syscalls.MACHINE) -> bytes:
@@ -116,16 +115,16 @@ def signals_to_itself(pid: int, *, machine: str = syscalls.MACHINE) -> bytes:
     # 0 is its process group, in which it is alone: it is the leader of a session of its own.
     actions["kill"] = _one_of(0, (pid, 0), then=_ALLOW, otherwise=_EPERM)
     actions["tkill"] = _EPERM
-    return _search(actions, _ALLOW, machine)
+    return jail._search(actions, _ALLOW, machine)
 
 
 def _clone(children: bool) -> tuple[bytes, ...]:
-    head = (_argument(0), _op(_ANY_BIT, _NAMESPACES, 0, 1), _op(_RETURN, _EPERM))
+    head = (_argument(0), _op(jail._ANY_BIT, jail._NAMESPACES, 0, 1), _op(_RETURN, _EPERM))
     if children:
         return (*head, _op(_RETURN, _ALLOW))
     return (
         *head,
-        _op(_ANY_BIT, _CLONE_THREAD, 0, 1),
+        _op(jail._ANY_BIT, _CLONE_THREAD, 0, 1),
         _op(_RETURN, _ALLOW),
         _op(_RETURN, _EAGAIN),
     )
@@ -135,12 +134,12 @@ def _pair() -> tuple[bytes, ...]:
     """Connected pairs only: each end of a datagram pair can still send to any name."""
     return (
         _argument(0),
-        _op(_EQUAL, AF_UNIX, 1, 0),
-        _op(_RETURN, _EAFNOSUPPORT),
+        _op(jail._EQUAL, jail.AF_UNIX, 1, 0),
+        _op(_RETURN, jail._EAFNOSUPPORT),
         _argument(1),
-        _op(_AND, _SOCK_TYPE_MASK),
-        _op(_EQUAL, _SOCK_STREAM, 1, 0),
-        _op(_EQUAL, _SOCK_SEQPACKET, 0, 1),
+        _op(jail._AND, _SOCK_TYPE_MASK),
+        _op(jail._EQUAL, _SOCK_STREAM, 1, 0),
+        _op(jail._EQUAL, _SOCK_SEQPACKET, 0, 1),
         _op(_RETURN, _ALLOW),
         _op(_RETURN, _EPROTONOSUPPORT),
     )
@@ -150,11 +149,11 @@ def _no_shared_memory() -> tuple[bytes, ...]:
     """Pages of a shared map outlive their place in it, so that no process is seen to have them."""
     return (
         _argument(3),
-        _op(_ANY_BIT, _MAP_ANONYMOUS, 1, 0),
+        _op(jail._ANY_BIT, _MAP_ANONYMOUS, 1, 0),
         _op(_RETURN, _ALLOW),
-        _op(_AND, _MAP_TYPE),
-        _op(_EQUAL, _MAP_SHARED, 1, 0),
-        _op(_EQUAL, _MAP_SHARED_VALIDATE, 0, 1),
+        _op(jail._AND, _MAP_TYPE),
+        _op(jail._EQUAL, _MAP_SHARED, 1, 0),
+        _op(jail._EQUAL, _MAP_SHARED_VALIDATE, 0, 1),
         _op(_RETURN, _EPERM),
         _op(_RETURN, _ALLOW),
     )
