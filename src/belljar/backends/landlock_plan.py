@@ -126,7 +126,7 @@ def enforcement(
     )
     report["network"] = process_plan._network(policy, active)
     report["filesystem"] = _filesystem(policy, request, facts, active)
-    report["mounts"] = process_plan._mounts(policy, request, active)
+    report["mounts"] = _mounts(policy, request, active)
     if policy.limits.fuel is not None:
         report["fuel"] = absent("a process has no fuel; the wasm backend counts it")
     if policy.modules.active:
@@ -258,6 +258,14 @@ def _filesystem(
     return best_effort(f"{landlock}, which does not hold modes, owners and times{also}")
 
 
+def _mounts(policy: Policy, request: Request, active: frozenset[str]) -> Enforcement:
+    held = process_plan._mounts(policy, request, active)
+    writable = any(m.mode == "rw" and os.path.isdir(m.src) for m in request.mounts)
+    if writable and held.state == "enforced":
+        return best_effort(f"{held.by}; a project's metadata in a writable one is not protected")
+    return held
+
+
 def _shown(policy: Policy, request: Request) -> tuple[str, ...]:
     """Every path that the program may read, before what is hidden is taken away."""
     *_, needed = process_plan._program(request)
@@ -296,7 +304,7 @@ def spec(policy: Policy, request: Request, facts: HostFacts, active: frozenset[s
         read_only=shown,
         read_write=_without(writable, hidden),
         links=tuple((m.dst, m.src) for m in request.mounts if not os.path.isabs(m.dst)),
-        devices=tuple(each for each in process_plan.DEVICES if grouped or each != _ZERO),
+        devices=tuple(each for each in process_plan.DEVICES if mode != "one" or each != _ZERO),
         families=(_AF_INET, _AF_INET6, _AF_NETLINK) if online else (),
         truncate=facts.landlock_abi >= TRUNCATION_ABI,
         own_signals=facts.landlock_abi < SCOPED_SIGNALS_ABI,

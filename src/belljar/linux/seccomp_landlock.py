@@ -10,7 +10,8 @@ not hold and what the jail leaves to its namespaces and mounts:
     sockets                 AF_UNIX never (a path reaches any daemon), others if the policy opens
                             the network; pairs of connected ones always
     other processes         their limits, priority, cores, leases and signals by descriptor: EPERM
-    shared memory           without a cgroup nobody counts memfd and shared anonymous maps: EPERM
+    shared memory           without a cgroup nobody counts memfd (EPERM), and shared anonymous maps:
+                            closed (EPERM) where memory is to be enforced by counting
     preallocation           EOPNOTSUPP: it fills a disk faster than anybody looks
     fork                    EAGAIN where a run is one process; threads stay
     ioctl                   a list of harmless ones, ENOTTY for the rest
@@ -101,7 +102,8 @@ def delta(
     )
     if not counted:
         actions["memfd_create"] = _EPERM
-        actions["mmap"] = _no_shared_memory()
+        if not children:
+            actions["mmap"] = _no_shared_memory()
     if not truncate:
         actions["truncate"] = _EPERM
     return jail._search(actions, _ALLOW, machine)
