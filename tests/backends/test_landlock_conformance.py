@@ -14,9 +14,12 @@ if sys.platform != "linux":
 from belljar.backends.base import Backend
 from belljar.backends.landlock import LandlockBackend
 from belljar.linux import probe
-from belljar.testing.conformance import BackendConformance, Jar
+from belljar.testing.conformance import Jar
 from belljar.testing.conformance.files import Files
+from belljar.testing.conformance.kills import Kills
+from belljar.testing.conformance.limits import Limits
 from belljar.testing.conformance.policies import Policies
+from belljar.testing.conformance.programs import Programs
 from belljar.testing.conformance.reach import Reach
 from belljar.testing.conformance.results import Results
 from belljar.testing.conformance.runs import Runs
@@ -33,8 +36,11 @@ def without(**lacking: Any) -> type[LandlockBackend]:
 
 
 @pytest.mark.slow
-class TestLandlockWithoutCgroups(BackendConformance):
-    """As in a default container: children are held by a subreaper and a watchdog."""
+class TestLandlockWithoutCgroups(Programs, Limits, Kills, Policies):
+    """As in a default container: children are held by a subreaper and a watchdog.
+
+    The parts of the suite that depend on that; `test_conformance` has all of them.
+    """
 
     def make_backend(self) -> Backend:
         return without(cgroup=None)()

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 _MESSAGE = 1 << 16
+_PF_EXITING = 4
+_LOOKS_IN_VAIN = 3
 
 
 def main(control: int) -> None:
@@ -171,9 +173,38 @@ class Kept(launch.Run):
     def _over(self, watch: dict[str, Any]) -> bool:
         if watch["threads"] and _threads(self.child) > watch["threads"]:
             self.reason = "pids"
-        elif watch["written"] and _written(self.child) > watch["written"]:
+        elif watch["written"] and self._written() > watch["written"]:
             self.reason = "disk"
         return bool(self.reason) or super()._over(watch)
+
+    _unreadable = 0
+
+    def _written(self) -> int:
+        """Bytes that the guest has had written to disks, as the kernel counts them."""
+        try:
+            with open(f"/proc/{self.child}/io", "rb") as file:
+                words = file.read().split()
+        except PermissionError:
+            # It has closed this file to us and so is past any limit; or it is just ending.
+            self._unreadable = 0 if _ending(self.child) else self._unreadable + 1
+            return 1 << 62 if self._unreadable >= _LOOKS_IN_VAIN else 0
+        except OSError:  # it ended while we looked
+            return 0
+        self._unreadable = 0
+        numbers = dict(zip(words[::2], map(int, words[1::2]), strict=True))
+        return numbers[b"write_bytes:"] - numbers[b"cancelled_write_bytes:"]
+
+
+def _ending(pid: int) -> bool:
+    """Whether the kernel is taking down every thread of the process."""
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/stat", "rb") as file:
+                if not int(file.read().rsplit(b")", 1)[1].split()[6]) & _PF_EXITING:
+                    return False
+    except (OSError, IndexError):  # it ended while we looked
+        return True
+    return True
 
 
 def _threads(pid: int) -> int:
@@ -182,16 +213,3 @@ def _threads(pid: int) -> int:
             return int(file.read().rsplit(b")", 1)[1].split()[17])
     except (OSError, IndexError):  # it ended while we looked
         return 0
-
-
-def _written(pid: int) -> int:
-    """Bytes that the process has had to be written to disks, as the kernel counts them."""
-    try:
-        with open(f"/proc/{pid}/io", "rb") as file:
-            words = file.read().split()
-    except PermissionError:
-        return 1 << 62  # it has closed this file to us, and so is past any limit
-    except OSError:  # it ended while we looked
-        return 0
-    numbers = dict(zip(words[::2], map(int, words[1::2]), strict=True))
-    return numbers[b"write_bytes:"] - numbers[b"cancelled_write_bytes:"]

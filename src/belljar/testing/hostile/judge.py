@@ -37,7 +37,7 @@ LANDLOCK_LACKS = {
     "fs-013-create-missing-protected": "mounts: a writable directory is writable everywhere",
     "se-007-host-identity": "a uts namespace: uname tells the host's name",
 }
-# Programs that cannot even begin there: no AF_UNIX or local sockets, no /proc. They may say nothing.
+# Programs that cannot even begin there, without AF_UNIX, local sockets and /proc.
 _LANDLOCK_ABSENT = frozenset(
     {
         "ip-004-abstract-unix-w", "ke-036-suid-binaries", "ne-014-bind-listen",
