@@ -14,13 +14,14 @@ from .base import Backend
 BUILT_IN = {
     "inprocess": "belljar.backends.inprocess:InProcessBackend",
     "jail": "belljar.backends.jail:JailBackend",
+    "landlock": "belljar.backends.landlock:LandlockBackend",
     "subprocess": "belljar.backends.subprocess:SubprocessBackend",
 }
 # `auto` tries these in order: the strongest that starts fast comes first.
-PREFERENCE: tuple[str, ...] = ("jail", "subprocess")
+PREFERENCE: tuple[str, ...] = ("jail", "landlock", "subprocess")
 if sys.platform != "linux":
     BUILT_IN["subprocess"] = "belljar.backends.portable:PortableBackend"
-    del BUILT_IN["jail"]
+    del BUILT_IN["jail"], BUILT_IN["landlock"]
     PREFERENCE = ("subprocess",)
 GROUP = "belljar.backends"
 
