@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from ..errors import BackendFailed
 
 _CONTROLLERS = ("memory", "pids", "cpu")
+_PERIOD = 100_000  # microseconds, for which a quota of processor time is given
 _NAME = re.compile(r"belljar-(\d+)-[0-9a-f]+")
 
 
@@ -110,9 +111,9 @@ class Group:
         self._version = home.version
         self._paths = [os.path.join(directory, name) for directory in home.directories]
         self._memory, self._pids, self._cpu = self._paths if home.version == 1 else self._paths * 3
-        period = 100_000
-        quota = max(1000, int(cpus * period))
-        self._released, self._processes, self._quota = False, processes, quota
+        self._released, self._processes = False, processes
+        self._quota = max(1000, int(cpus * _PERIOD))
+        self._peak_is_ours = True
         self._earlier = {"oom_kill": 0, "max": 0}
         self._lock = -1
         self._files: dict[str, int] = {}
@@ -127,14 +128,11 @@ class Group:
             if home.version == 1:
                 self._write(self._memory, "memory.limit_in_bytes", str(memory))
                 self._write_if_there(self._memory, "memory.memsw.limit_in_bytes", str(memory))
-                self._write(self._cpu, "cpu.cfs_period_us", str(period))
-                # Refused where a group above has less: then that quota is the one that holds.
-                self._write_if_there(self._cpu, "cpu.cfs_quota_us", str(quota))
             else:
                 self._write(self._memory, "memory.max", str(memory))
                 self._write_if_there(self._memory, "memory.swap.max", "0")
                 self._write_if_there(self._memory, "memory.oom.group", str(int(die_together)))
-                self._write(self._cpu, "cpu.max", f"{quota} {period}")
+            self._limit_cpu()
         except OSError as error:
             self._paths = made  # and nobody else's of the same name
             self.remove()
@@ -154,26 +152,46 @@ class Group:
         return self._counter(self._pids, "pids.events", "max")
 
     def peak_memory(self) -> int | None:
+        """None where the kernel does not count it, or not since this run began."""
+        if not self._peak_is_ours:
+            return None
         name = "memory.max_usage_in_bytes" if self._version == 1 else "memory.peak"
         try:
             return int(self._read(self._memory, name))
         except FileNotFoundError:  # memory.peak came with Linux 5.19
             return None
 
-    @property
-    def reusable(self) -> bool:
-        """Whether `renew` can make it like new: version 2 cannot forget its peak."""
-        return self._version == 1
-
     def renew(self) -> None:
         """For the next run with the same limits: all members are gone, counting starts again."""
         if self._released:
             self._write(self._pids, "pids.max", str(self._processes))
-            self._write(self._cpu, "cpu.cfs_quota_us", str(self._quota))
+            self._limit_cpu()
             self._released = False
         self._earlier["oom_kill"] += self.oom_kills()
         self._earlier["max"] += self.forks_refused()
-        self._write(self._memory, "memory.max_usage_in_bytes", "0")
+        if self._version == 1:
+            self._write(self._memory, "memory.max_usage_in_bytes", "0")
+        else:
+            self._peak_is_ours = self._forget_peak()
+
+    def _forget_peak(self) -> bool:
+        """Since Linux 6.12 whoever writes to memory.peak reads there what came after that."""
+        try:
+            if "memory.peak" not in self._files:
+                path = os.path.join(self._memory, "memory.peak")
+                self._files["memory.peak"] = os.open(path, os.O_RDWR)
+            os.write(self._files["memory.peak"], b"reset")
+        except OSError:
+            return False
+        return True
+
+    def _limit_cpu(self) -> None:
+        if self._version == 1:
+            self._write(self._cpu, "cpu.cfs_period_us", str(_PERIOD))
+            # Refused where a group above has less: then that quota is the one that holds.
+            self._write_if_there(self._cpu, "cpu.cfs_quota_us", str(self._quota))
+        else:
+            self._write(self._cpu, "cpu.max", f"{self._quota} {_PERIOD}")
 
     def release(self) -> None:
         """Before a kill: no more forks, and no throttling that would slow the dying down."""
