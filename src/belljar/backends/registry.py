@@ -12,6 +12,7 @@ from .base import Backend
 # The same lines stand in pyproject.toml's entry points. Reading installed metadata costs more than
 # a run does, so the names we ship are known here; `test_registry` keeps the two equal.
 BUILT_IN = {
+    "bubblewrap": "belljar.backends.bubblewrap:BubblewrapBackend",
     "inprocess": "belljar.backends.inprocess:InProcessBackend",
     "jail": "belljar.backends.jail:JailBackend",
     "subprocess": "belljar.backends.subprocess:SubprocessBackend",
@@ -20,7 +21,8 @@ BUILT_IN = {
 PREFERENCE: tuple[str, ...] = ("jail", "subprocess")
 if sys.platform != "linux":
     BUILT_IN["subprocess"] = "belljar.backends.portable:PortableBackend"
-    del BUILT_IN["jail"]
+    for _name in ("bubblewrap", "jail"):
+        del BUILT_IN[_name]
     PREFERENCE = ("subprocess",)
 GROUP = "belljar.backends"
 

@@ -55,7 +55,7 @@ def be_guest(
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
         ruleset = settled.rulesets.get(shape["tcp"], -1)
         # Out of the way of each other first, then side by side from 0 on.
-        kept = [_high(fd) for fd in (*own, ready, ruleset) if fd >= 0]
+        kept = [high(fd) for fd in (*own, ready, ruleset) if fd >= 0]
         for number, fd in enumerate(kept):
             os.dup2(fd, number, inheritable=number < FRAMES)
         ready, ruleset = FRAMES + 1, FRAMES + 2 if ruleset >= 0 else -1
@@ -76,11 +76,11 @@ def be_guest(
         os.write(ready, f"{type(error).__name__}: {error}".encode())
         os._exit(120)
     try:
-        start = _receive_start()
+        start = receive_start()
     except EOFError:
         os._exit(0)  # the jail was never used
     if start["argv"]:
-        _execute(start)
+        execute(start)
     _work(settled, start)
 
 
@@ -108,14 +108,14 @@ def _enter(shape: dict[str, Any], settled: Settled) -> None:
     )
 
 
-def _be_the_first_to_go() -> None:
+def be_the_first_to_go() -> None:
     """When the run's memory is used up the kernel takes one of the guest's, never the slot."""
     fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
     os.write(fd, b"1000")
     os.close(fd)
 
 
-def _high(fd: int) -> int:
+def high(fd: int) -> int:
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64)
 
 
@@ -126,7 +126,7 @@ def _lose_everything(shape: dict[str, Any], settled: Settled, ruleset: int) -> N
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # else our own /proc files are not ours
-    _be_the_first_to_go()
+    be_the_first_to_go()
     if "namespaces" in settled.layers:
         syscalls.unshare(syscalls.CLONE_NEWUSER)
         for name, text in (
@@ -213,7 +213,7 @@ def _refused(attempt: Callable[[], None]) -> bool:
     return False
 
 
-def _receive_start() -> dict[str, Any]:
+def receive_start() -> dict[str, Any]:
     """The host's start message, and the files that follow it, which are written as the guest."""
     size = int.from_bytes(_read_exactly(4), "big")
     start: dict[str, Any] = marshal.loads(_read_exactly(size))
@@ -247,7 +247,7 @@ def _read_exactly(size: int) -> bytes:
     return data
 
 
-def _execute(start: dict[str, Any]) -> NoReturn:
+def execute(start: dict[str, Any]) -> NoReturn:
     argv = start["argv"]
     for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # Python ignores them; others should not
         _signal.signal(number, _signal.SIG_DFL)
