@@ -58,6 +58,10 @@ class BubblewrapBackend(LaunchedBackend):
     def tool_user(self, tool: Tool) -> bool:
         return self.facts.userns
 
+    def trial(self, tool: Tool) -> tuple[str, ...]:
+        user = ("--unshare-user",) if self.facts.userns else ()
+        return (tool.path, *user, "--unshare-pid", "--unshare-net", "--ro-bind", "/", "/", "--")
+
     def arguments(self, tool: Tool, sandbox: Sandbox, ends: Ends) -> tuple[str, ...]:
         return arguments(tool.path, sandbox, ends, sized=self.sized(tool))
 

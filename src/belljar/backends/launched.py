@@ -102,6 +102,10 @@ class LaunchedBackend:
         """Whether the tool puts the guest into a user namespace."""
         raise NotImplementedError
 
+    def trial(self, tool: Tool) -> tuple[str, ...]:
+        """The shortest command line that makes namespaces; a program's follows it."""
+        raise NotImplementedError
+
     def arguments(self, tool: Tool, sandbox: Sandbox, ends: Ends) -> tuple[str, ...]:
         raise NotImplementedError
 
@@ -147,6 +151,10 @@ class LaunchedBackend:
                 available=False,
                 reason=f"seccomp: {self.facts.seccomp_problem}",
                 fix="use a kernel with CONFIG_SECCOMP_FILTER, on x86-64 or arm64",
+            )
+        if refusal := tried(self.trial(tool)):
+            return Availability(
+                available=False, reason=f"{self.program} does not work here: {refusal}"
             )
         version = ".".join(map(str, tool.version))
         notes = [f"{self.program} {version} ({tool.path}{', set-uid' if tool.setuid else ''})"]
@@ -332,6 +340,10 @@ class LaunchedBackend:
             "directories": places.directories,
             "links": places.links,
             "probe": places.probe,
+            "outside": {
+                kind: os.readlink(f"/proc/self/ns/{kind}")
+                for kind in ("mnt", "pid", "ipc", "uts", *(() if spec.sandbox.online else ("net",)))
+            },
             "own_user": spec.own_user,
             "affinity": [cpus[(first + i) % len(cpus)] for i in range(shape.cores)],
             "rlimits": shape.rlimits,
@@ -392,6 +404,29 @@ def find(program: str, fix: str) -> Tool:
     match = _VERSION.search(asked.stdout + asked.stderr)
     version = tuple(int(part or 0) for part in match.groups()) if match else (0, 0, 0)
     return Tool(path=path, version=version, setuid=bool(os.stat(path).st_mode & 0o4000))
+
+
+def tried(command: tuple[str, ...]) -> str:
+    """Empty if a program started by `command` is in other namespaces than we are; else why not."""
+    try:
+        asked = subprocess.run(
+            [*command, "readlink", "/proc/self/ns/pid", "/proc/self/ns/net"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=30,
+            env={"PATH": _TOOL_PATH, "HOME": os.path.expanduser("~")},
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    if asked.returncode:
+        words = (asked.stderr or asked.stdout).strip().splitlines()
+        return words[-1][:300] if words else f"exit code {asked.returncode}"
+    # Firejail runs a program as it is where it takes itself to be in a sandbox already.
+    ours = {os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net")}
+    same = ours.intersection(asked.stdout.split())
+    return f"the program is not in namespaces of its own: {', '.join(sorted(same))}" if same else ""
 
 
 def _memory_file(data: bytes, theirs: ExitStack) -> int:

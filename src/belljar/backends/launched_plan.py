@@ -36,7 +36,7 @@ PROC_MASKS = (
     "vmallocinfo",
 )  # fmt: skip
 STAGE_DIR = "/.stage/linux"
-_LINUX_DIR = os.path.dirname(os.path.abspath(root.__file__))
+LINUX_DIR = os.path.dirname(os.path.abspath(root.__file__))
 _AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
 _FAMILIES = (_AF_UNIX, _AF_INET, _AF_INET6)
 _WATCH_EVERY, _WATCH_DISK_EVERY = 0.02, 0.05
@@ -47,13 +47,13 @@ Show = tuple[str, str, str, Inside]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Places:
     """Where things are in a sandbox. `scratch` are the file systems that it can write to, `probe`
-    is a directory that only Landlock keeps it from writing to."""
+    is a directory that only Landlock keeps it from writing to ("mkdir") or reading ("list")."""
 
     work: str
     scratch: tuple[str, ...]
     directories: tuple[str, ...]
     links: tuple[tuple[str, str], ...]
-    probe: str
+    probe: tuple[str, str]
     readable: tuple[str, ...]
     writable: tuple[str, ...]
 
@@ -63,8 +63,10 @@ class Sandbox:
     """What a tool is to make, in plain values: the input of the argv compilers.
 
     `show` is in the order of mounting; `masks` are parts of /proc. Of what is to be covered,
-    `directories` are those that are directories: `present` fills them in, when the run starts.
-    `user` is what the guest is to be called in a user namespace of the tool's, or None without one.
+    `directories` are those that are directories, and `top` are the host's top directories and
+    those of /run: `present` fills them in, when the run starts.
+    `user` is what the guest is to be called in a user namespace of the tool's, or None without one;
+    `maps_root` says that our stage will make one, of root's, which takes CAP_SETFCAP.
     """
 
     show: tuple[Show, ...]
@@ -72,11 +74,12 @@ class Sandbox:
     hide: tuple[str, ...]
     masks: tuple[str, ...]
     directories: tuple[str, ...] = ()
+    top: tuple[str, ...] = ()
     online: bool
     disk: int
     inodes: int
     user: int | None
-    root: bool
+    maps_root: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,7 +162,7 @@ def spec(
     writable = tuple(place for _, place, mode, _ in show if mode == "rw")
     return Spec(
         sandbox=Sandbox(
-            show=((_LINUX_DIR, STAGE_DIR, "ro", ()), *show),
+            show=((LINUX_DIR, STAGE_DIR, "ro", ()), *show),
             links=(*view.links, *((f"/{path}", target) for path, target in root.LINKS)),
             hide=tuple(path for path in view.hide if _is_shown(path, view)),
             masks=tuple(f"/proc/{name}" for name in PROC_MASKS) if "proc_masks" in active else (),
@@ -167,14 +170,14 @@ def spec(
             disk=shape.disk,
             inodes=shape.inodes,
             user=jail_user() if tool_user else None,
-            root=facts.root,
+            maps_root=own_user and facts.root,
         ),
         places=Places(
             work=root.WORK,
             scratch=(root.RUN,),
             directories=(root.WORK, root.TMP, root.SHM),
             links=(),
-            probe=root.RUN,
+            probe=("mkdir", root.RUN),
             readable=("/",),
             writable=(root.WORK, root.TMP, root.SHM, *writable),
         ),
@@ -272,6 +275,9 @@ def enforcement(
         else:
             report["processes"] = absent("no cgroup, no RLIMIT_NPROC that binds, no watchdog")
     report["disk"] = _disk(policy, active, tool, sized)
+    if "proc_masks" in active:
+        by = report["filesystem"].by
+        report["filesystem"] = replace(report["filesystem"], by=f"{by}, /proc thinned out")
     return report
 
 
@@ -319,4 +325,15 @@ def present(sandbox: Sandbox) -> Sandbox:
     )
     masks = tuple(filter(there, sandbox.masks))
     hide = tuple(filter(there, sandbox.hide))
-    return replace(sandbox, show=show, masks=masks, hide=hide, directories=tuple(directories))
+    top = sorted(os.listdir("/"))
+    if os.path.isdir("/run"):
+        top += [f"run/{name}" for name in sorted(os.listdir("/run")) if name != "firejail"]
+    top = [name for name in top if not os.path.islink(f"/{name}")]
+    return replace(
+        sandbox,
+        show=show,
+        masks=masks,
+        hide=hide,
+        directories=tuple(directories),
+        top=tuple(top),
+    )

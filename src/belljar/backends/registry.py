@@ -13,6 +13,7 @@ from .base import Backend
 # a run does, so the names we ship are known here; `test_registry` keeps the two equal.
 BUILT_IN = {
     "bubblewrap": "belljar.backends.bubblewrap:BubblewrapBackend",
+    "firejail": "belljar.backends.firejail:FirejailBackend",
     "inprocess": "belljar.backends.inprocess:InProcessBackend",
     "jail": "belljar.backends.jail:JailBackend",
     "subprocess": "belljar.backends.subprocess:SubprocessBackend",
@@ -21,7 +22,7 @@ BUILT_IN = {
 PREFERENCE: tuple[str, ...] = ("jail", "subprocess")
 if sys.platform != "linux":
     BUILT_IN["subprocess"] = "belljar.backends.portable:PortableBackend"
-    for _name in ("bubblewrap", "jail"):
+    for _name in ("bubblewrap", "firejail", "jail"):
         del BUILT_IN[_name]
     PREFERENCE = ("subprocess",)
 GROUP = "belljar.backends"

@@ -24,8 +24,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-_ALONE = 4  # the guest, the stage, and at most two of the tool's own
-
 
 def main(tell: int, frames: int, stdin: int, stdout: int, stderr: int) -> NoReturn:
     say = _socket.socket(fileno=tell)
@@ -160,19 +158,25 @@ def _check(settings: dict[str, Any]) -> None:
         wrong.append("capabilities")
     if facts["NoNewPrivs"] != "1":
         wrong.append("no_new_privs")
-    if len([name for name in os.listdir("/proc") if name.isdigit()]) > _ALONE:
-        wrong.append("pid namespace")
+    for kind, outside in settings["outside"].items():
+        if os.readlink(f"/proc/self/ns/{kind}") == outside:
+            wrong.append(f"{kind} namespace")
     if settings["filtered"]:
         filters = int(facts.get("Seccomp_filters", settings["filtered"]))
         if facts["Seccomp"] != "2" or filters < settings["filtered"]:
             wrong.append("seccomp")
         elif not _refused(lambda: syscalls.unshare(syscalls.CLONE_NEWUSER)):
             wrong.append("seccomp rules")
-    probe = os.path.join(settings["probe"], ".probe")
-    if settings["landlock"] and not _refused(lambda: os.mkdir(probe)):
+    what, where = settings["probe"]
+    attempt = os.listdir if what == "list" else _make_below
+    if settings["landlock"] and not _refused(lambda: attempt(where)):
         wrong.append("Landlock")
     if wrong:
         raise OSError(0, f"these protections are not on: {', '.join(wrong)}")
+
+
+def _make_below(directory: str) -> None:
+    os.mkdir(os.path.join(directory, ".probe"))
 
 
 def _refused(attempt: Any) -> bool:
