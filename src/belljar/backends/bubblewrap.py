@@ -31,7 +31,6 @@ class BubblewrapBackend(LaunchedBackend):
     program = "bwrap"
     fix = "apt-get install bubblewrap"
     takes_filter = True
-    takes_data = True
     overhead = 2  # bwrap and the stage
 
     def unusable(self, tool: Tool) -> tuple[str, str] | None:
@@ -62,6 +61,9 @@ class BubblewrapBackend(LaunchedBackend):
         user = ("--unshare-user",) if self.facts.userns else ()
         return (tool.path, *user, "--unshare-pid", "--unshare-net", "--ro-bind", "/", "/", "--")
 
+    def data(self, sandbox: Sandbox) -> tuple[bytes, ...]:
+        return tuple(text.encode() for text in root.ETC.values())
+
     def arguments(self, tool: Tool, sandbox: Sandbox, ends: Ends) -> tuple[str, ...]:
         return arguments(tool.path, sandbox, ends, sized=self.sized(tool))
 
@@ -83,7 +85,7 @@ def arguments(path: str, sandbox: Sandbox, ends: Ends, *, sized: bool) -> tuple[
             words += ["--symlink", target, link]
     for name in root.DEVICES:
         words += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
-    for name, fd in zip(root.ETC, ends.data, strict=False):
+    for name, fd in zip(root.ETC, ends.data, strict=True):
         words += ["--ro-bind-data", str(fd), f"/etc/{name}"]
     for directory in ("/run", "/var", "/home"):
         words += ["--dir", directory]

@@ -72,6 +72,9 @@ class FirejailBackend(LaunchedBackend):
     def trial(self, tool: Tool) -> tuple[str, ...]:
         return (tool.path, "--quiet", "--noprofile", "--net=none")
 
+    def data(self, sandbox: Sandbox) -> tuple[bytes, ...]:
+        return (os.fsencode(profile(sandbox)),)
+
     def arguments(self, tool: Tool, sandbox: Sandbox, ends: Ends) -> tuple[str, ...]:
         return arguments(tool.path, sandbox, ends)
 
@@ -164,28 +167,41 @@ def _odd(path: str) -> str:
 
 
 def arguments(path: str, sandbox: Sandbox, ends: Ends) -> tuple[str, ...]:
-    """The command line. Pure: the same sandbox and descriptors give the same words."""
+    """The command line. Pure: the same sandbox and descriptors give the same words.
+
+    It takes 128 words at most, so what grows with the run is in a profile, given as a descriptor.
+    """
+    (described,) = ends.data
     words = [
-        path, "--quiet", "--noprofile", "--deterministic-exit-code", "--deterministic-shutdown",
-        "--ipc-namespace", "--hostname=belljar", "--machine-id", "--nonewprivs", "--nogroups",
+        path, "--quiet", f"--profile=/proc/self/fd/{described}", "--deterministic-exit-code",
+        "--deterministic-shutdown", "--ipc-namespace", "--hostname=belljar", "--machine-id",
+        "--nonewprivs", "--nogroups", "--private-dev", "--private-tmp", "--keep-var-tmp",
+        "--dbus-user=none", "--dbus-system=none",
         "--caps.keep=setfcap" if sandbox.maps_root else "--caps.drop=all",
-        "--private-dev", "--private-tmp", "--dbus-user=none", "--dbus-system=none",
-        f"--keep-fd={','.join(map(str, ends.all))}",
+        f"--keep-fd={','.join(map(str, ends.stage))}",
     ]  # fmt: skip
     if not sandbox.online:
         words.append("--net=none")
-    # Not --read-only=/: that is a chroot, in which nobody can have a user namespace.
+    return (*words, "--", *launched_plan.stage_command(LINUX_DIR, ends))
+
+
+def profile(sandbox: Sandbox) -> str:
+    """What is shown, and how, in firejail's own words. Pure.
+
+    Not `read-only /`: that is a chroot, in which nobody can have a user namespace.
+    """
+    lines = []
     shown = [*jail_plan.SYSTEM, *(source for source, _, _, _ in sandbox.show)]
     for source, _, mode, inside in sandbox.show:
         if not jail_plan.inside_any(source, jail_plan.SYSTEM):
-            words.append(f"--whitelist={source}")
-        words.append(f"--{_MODE[mode]}={source}")
-        words += [f"--{_MODE[what]}={launched_plan.below(source, n)}" for n, what in sorted(inside)]
+            lines.append(f"whitelist {source}")
+        lines.append(f"{_MODE[mode]} {source}")
+        lines += [f"{_MODE[what]} {launched_plan.below(source, n)}" for n, what in sorted(inside)]
     for name in sandbox.top:
         if name not in _KEPT and not any(jail_plan.inside_any(p, (f"/{name}",)) for p in shown):
-            words.append(f"--blacklist=/{name}")
-    words += [f"--blacklist={covered}" for covered in (*sandbox.masks, *sandbox.hide)]
-    return (*words, "--", *launched_plan.stage_command(LINUX_DIR, ends))
+            lines.append(f"blacklist /{name}")
+    lines += [f"blacklist {covered}" for covered in (*sandbox.masks, *sandbox.hide)]
+    return "".join(f"{line}\n" for line in lines)
 
 
 _MODE = {"ro": "read-only", "rw": "read-write", "hide": "blacklist"}

@@ -67,7 +67,6 @@ class LaunchedBackend:
     program: str
     fix: str
     takes_filter = False  # whether the tool installs a seccomp program from a descriptor
-    takes_data = False  # whether it makes files from descriptors
     overhead: int  # processes beside the guest's
 
     def __init__(
@@ -105,6 +104,10 @@ class LaunchedBackend:
     def trial(self, tool: Tool) -> tuple[str, ...]:
         """The shortest command line that makes namespaces; a program's follows it."""
         raise NotImplementedError
+
+    def data(self, sandbox: Sandbox) -> tuple[bytes, ...]:
+        """What the tool reads from descriptors."""
+        return ()
 
     def arguments(self, tool: Tool, sandbox: Sandbox, ends: Ends) -> tuple[str, ...]:
         raise NotImplementedError
@@ -264,6 +267,7 @@ class LaunchedBackend:
         cancel: Cancel,
     ) -> tuple[HandedOver, subprocess.Popen[bytes]]:
         spec = plan.spec
+        sandbox = launched_plan.present(spec.sandbox)
         with ExitStack() as ours, ExitStack() as theirs:
             streams = supervised.streams(ours, theirs, plan.request.stdin)
             control, their_control = supervised.socket_pair(ours, theirs)
@@ -276,9 +280,9 @@ class LaunchedBackend:
                 stdout=streams.their_stdout,
                 stderr=streams.their_stderr,
                 filter=self._filter(spec, theirs),
-                data=self._data(theirs),
+                data=tuple(_memory_file(data, theirs) for data in self.data(sandbox)),
             )
-            argv = self.arguments(self._tool(), launched_plan.present(spec.sandbox), ends)
+            argv = self.arguments(self._tool(), sandbox, ends)
             orders = {
                 "argv": argv,
                 "env": {"PATH": _TOOL_PATH, "HOME": os.path.expanduser("~"), "LANG": "C.UTF-8"},
@@ -315,11 +319,6 @@ class LaunchedBackend:
         from ..linux import seccomp_jail
 
         return _memory_file(seccomp_jail.base(), theirs)
-
-    def _data(self, theirs: ExitStack) -> tuple[int, ...]:
-        if not self.takes_data:
-            return ()
-        return tuple(_memory_file(text.encode(), theirs) for text in root.ETC.values())
 
     def _settings(self, spec: Spec) -> dict[str, Any]:
         """Plain values for `linux/stage.py`."""

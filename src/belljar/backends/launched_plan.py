@@ -85,7 +85,7 @@ class Sandbox:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ends:
     """Descriptor numbers that must pass through the tool. `filter` is our seccomp program, for a
-    tool that takes one, and `data` the files of root.ETC, for a tool that takes those."""
+    tool that takes one, and `data` other files that the tool reads."""
 
     tell: int
     frames: int
@@ -146,10 +146,13 @@ def spec(
     # Without a user namespace of the run's own the number would count all of this user's.
     own_user = not tool_user and facts.userns
     rlimits = tuple(
-        (number, value + 1 if tool_user else value)  # the stage is in the tool's namespace
+        # The stage is in the tool's namespace.
+        (number, value + (tool_user and number == resource.RLIMIT_NPROC))
         for number, value in jail.shape.rlimits
         if number != resource.RLIMIT_NPROC or _counted(facts, tool_user or own_user)
     )
+    if rlimits and not sized and resource.RLIMIT_FSIZE not in dict(rlimits):
+        rlimits = (*rlimits, (resource.RLIMIT_FSIZE, jail.shape.disk))
     shape = replace(
         jail.shape,
         own_network=not online,

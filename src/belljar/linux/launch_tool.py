@@ -29,7 +29,7 @@ import array
 import os
 import select
 
-from . import launch
+from . import launch, namespaces
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,6 +57,11 @@ class ToolRun(launch.Run):
         for fd in (1, 2):
             os.dup2(self.theirs[-1], fd)
         _signal.signal(_signal.SIGPIPE, _signal.SIG_DFL)
+        if os.geteuid() == 0:
+            try:
+                namespaces.own_mounts()  # what others mount meanwhile would trip the tool up
+            except PermissionError:
+                pass  # a root without rights: the tool sees the host's mounts come and go
         os.execve(self.spec["argv"][0], self.spec["argv"], self.spec["env"])
 
     def _not_ready(self) -> bytes:
