@@ -18,8 +18,9 @@ from __future__ import annotations
 
 from ..linux import root
 from . import launched_plan
-from .launched import LaunchedBackend, Tool
+from .launched import LaunchedBackend
 from .launched_plan import Ends, Sandbox
+from .tools import Tool
 
 _LEAST = (0, 5, 0)  # the first with --size's predecessor --perms; older ones are not tested
 

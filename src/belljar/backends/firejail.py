@@ -31,8 +31,9 @@ from ..policy import Policy
 from ..types import Enforcement, Request
 from . import jail_plan, launched_plan, protect
 from .base import absent, best_effort, enforced
-from .launched import LaunchedBackend, Tool
+from .launched import LaunchedBackend
 from .launched_plan import LINUX_DIR, Ends, Places, Sandbox, Spec
+from .tools import Tool
 
 _LEAST = (0, 9, 66)  # the first that can whitelist below any top directory
 _ODD = re.compile(r"""[\\&!?"'<>%^(){};,*\[\]\s]""")  # it refuses these in a path, or expands them
@@ -196,7 +197,11 @@ def profile(sandbox: Sandbox) -> str:
         if not jail_plan.inside_any(source, jail_plan.SYSTEM):
             lines.append(f"whitelist {source}")
         lines.append(f"{_MODE[mode]} {source}")
-        lines += [f"{_MODE[what]} {launched_plan.below(source, n)}" for n, what in sorted(inside)]
+        for name, what in sorted(inside):
+            place = launched_plan.below(source, name)
+            if what == "rw":  # only what changes becomes a mount, which cannot be renamed
+                lines.append(f"read-only {place}")
+            lines.append(f"{_MODE[what]} {place}")
     for name in sandbox.top:
         if name not in _KEPT and not any(jail_plan.inside_any(p, (f"/{name}",)) for p in shown):
             lines.append(f"blacklist /{name}")

@@ -20,13 +20,11 @@ from __future__ import annotations
 import itertools
 import marshal
 import os
-import re
-import shutil
 import socket
 import subprocess
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .. import collect
@@ -36,27 +34,16 @@ from ..linux import root
 from ..policy import Isolation, Policy
 from ..report import Report
 from ..types import Enforcement, Request, Result
-from . import launched_plan, outcome, protect, supervised
+from . import launched_plan, outcome, protect, supervised, tools
 from .base import Availability, Cancel, Plan, refuse_unless_held
 from .launched_plan import Ends, Sandbox, Spec
 from .start_message import start_message
 from .supervise import Watch
+from .tools import Tool
 
 if TYPE_CHECKING:
     from ..linux.cgroup import Group
     from ..linux.probe import HostFacts
-
-_VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
-_TOOL_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tool:
-    """A sandbox program as it was found on this host."""
-
-    path: str
-    version: tuple[int, ...]
-    setuid: bool
 
 
 class LaunchedBackend:
@@ -66,6 +53,7 @@ class LaunchedBackend:
     name: str
     program: str
     fix: str
+    version_flag: str | None = "--version"
     takes_filter = False  # whether the tool installs a seccomp program from a descriptor
     overhead: int  # processes beside the guest's
 
@@ -155,11 +143,11 @@ class LaunchedBackend:
                 reason=f"seccomp: {self.facts.seccomp_problem}",
                 fix="use a kernel with CONFIG_SECCOMP_FILTER, on x86-64 or arm64",
             )
-        if refusal := tried(self.trial(tool)):
+        if refusal := tools.tried(self.trial(tool)):
             return Availability(
                 available=False, reason=f"{self.program} does not work here: {refusal}"
             )
-        version = ".".join(map(str, tool.version))
+        version = ".".join(map(str, tool.version)) or "of unknown version"
         notes = [f"{self.program} {version} ({tool.path}{', set-uid' if tool.setuid else ''})"]
         if not self.facts.landlock_abi:
             notes.append("no Landlock: one layer less")
@@ -170,7 +158,7 @@ class LaunchedBackend:
 
     def _tool(self) -> Tool:
         if self._found is None:
-            self._found = find(self.program, self.fix)
+            self._found = tools.find(self.program, self.version_flag, self.fix)
         return self._found
 
     def compile(self, policy: Policy, request: Request) -> Plan:
@@ -285,7 +273,7 @@ class LaunchedBackend:
             argv = self.arguments(self._tool(), sandbox, ends)
             orders = {
                 "argv": argv,
-                "env": {"PATH": _TOOL_PATH, "HOME": os.path.expanduser("~"), "LANG": "C.UTF-8"},
+                "env": {"PATH": tools.PATH, "HOME": os.path.expanduser("~"), "LANG": "C.UTF-8"},
                 "frame_fd": -1,
                 "tell": tell.fileno(),
                 "theirs": list(ends.all),
@@ -383,49 +371,6 @@ class HandedOver(Watch):
     def close_work(self) -> None:
         if self.work >= 0:
             os.close(self.work)
-
-
-def find(program: str, fix: str) -> Tool:
-    """The installed tool and its version; BackendUnavailable says how to get it."""
-    path = shutil.which(program, path=_TOOL_PATH)
-    if path is None:
-        raise BackendUnavailable(f"{program} is not installed", fix=fix)
-    try:
-        asked = subprocess.run(
-            [path, "--version"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=30,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise BackendUnavailable(f"{path} does not run: {error}", fix=fix) from error
-    match = _VERSION.search(asked.stdout + asked.stderr)
-    version = tuple(int(part or 0) for part in match.groups()) if match else (0, 0, 0)
-    return Tool(path=path, version=version, setuid=bool(os.stat(path).st_mode & 0o4000))
-
-
-def tried(command: tuple[str, ...]) -> str:
-    """Empty if a program started by `command` is in other namespaces than we are; else why not."""
-    try:
-        asked = subprocess.run(
-            [*command, "readlink", "/proc/self/ns/pid", "/proc/self/ns/net"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=30,
-            env={"PATH": _TOOL_PATH, "HOME": os.path.expanduser("~")},
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    if asked.returncode:
-        words = (asked.stderr or asked.stdout).strip().splitlines()
-        return words[-1][:300] if words else f"exit code {asked.returncode}"
-    # Firejail runs a program as it is where it takes itself to be in a sandbox already.
-    ours = {os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net")}
-    same = ours.intersection(asked.stdout.split())
-    return f"the program is not in namespaces of its own: {', '.join(sorted(same))}" if same else ""
 
 
 def _memory_file(data: bytes, theirs: ExitStack) -> int:

@@ -16,13 +16,14 @@ BUILT_IN = {
     "firejail": "belljar.backends.firejail:FirejailBackend",
     "inprocess": "belljar.backends.inprocess:InProcessBackend",
     "jail": "belljar.backends.jail:JailBackend",
+    "nsjail": "belljar.backends.nsjail:NsjailBackend",
     "subprocess": "belljar.backends.subprocess:SubprocessBackend",
 }
 # `auto` tries these in order: the strongest that starts fast comes first.
-PREFERENCE: tuple[str, ...] = ("jail", "subprocess")
+PREFERENCE: tuple[str, ...] = ("jail", "bubblewrap", "firejail", "subprocess")
 if sys.platform != "linux":
     BUILT_IN["subprocess"] = "belljar.backends.portable:PortableBackend"
-    for _name in ("bubblewrap", "firejail", "jail"):
+    for _name in ("bubblewrap", "firejail", "jail", "nsjail"):
         del BUILT_IN[_name]
     PREFERENCE = ("subprocess",)
 GROUP = "belljar.backends"
