@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from . import collect, languages
 from .backends.base import Cancel
@@ -23,6 +23,7 @@ OnText = Callable[[str], object]
 # What a request may say, apart from the policy.
 REQUEST_KEYS = (
     "language", "stdin", "args", "env", "files", "outputs", "context", "mounts", "python", "image",
+    "settle",
 )  # fmt: skip
 RESERVED = ("functions", "secrets", "retry", "require_libraries")
 
@@ -63,11 +64,15 @@ def run(
     image: str | None = None,
     on_stdout: OnText | None = None,
     on_stderr: OnText | None = None,
+    settle: str | None = None,
 ) -> Result:
     """Run `code` where it cannot hurt anything, and return what it did.
 
     A program that fails, overruns a limit or is refused by the lint is a Result; BelljarError is
     raised only when the request is malformed or the sandbox itself cannot do its work.
+
+    `settle="later"` answers on the program's own word that it has ended, where a backend can; the
+    result is then marked (`settled`), and the run keeps its place until the kernel confirms.
 
     >>> run("6 * 7").value
     42
@@ -111,8 +116,7 @@ class Runner:
         self, code: str, context: Mapping[str, Any] | None = None, **overrides: Any
     ) -> Result:
         """Run one program; `overrides` are the keywords of `belljar.run`."""
-        with Cancel() as cancel:
-            return self._run(code, context, overrides, cancel)
+        return self._run(code, context, overrides, None)
 
     async def aexecute(
         self, code: str, context: Mapping[str, Any] | None = None, **overrides: Any
@@ -143,7 +147,7 @@ class Runner:
         code: str,
         context: Mapping[str, Any] | None,
         overrides: Mapping[str, Any],
-        cancel: Cancel,
+        cancel: Cancel | None,
     ) -> Result:
         if self._closed:
             raise RequestError("runner", "is closed")
@@ -227,6 +231,7 @@ def build_request(
     mounts: Iterable[Mount | str] = (),
     python: str | None = None,
     image: str | None = None,
+    settle: str = "now",
 ) -> Request:
     """Check everything about a program that can be checked before choosing where it runs."""
     if (code is None) == (not command):
@@ -262,7 +267,16 @@ def build_request(
         mounts=_distinct(shown, {*contents, *([name] if name is not None else [])}),
         python=_word("python", python),
         image=_word("image", image),
+        settle=_settle(settle),
     )
+
+
+def _settle(given: object) -> Literal["now", "later"]:
+    if given == "now":
+        return "now"
+    if given == "later":
+        return "later"
+    raise RequestError("settle", f"is 'now' or 'later', not {given!r}")
 
 
 def _refuse_files_below_files(names: Iterable[str]) -> None:

@@ -121,6 +121,7 @@ class Result:
     timings: Mapping[str, float] = field(default_factory=dict)
     enforcement: Mapping[str, Enforcement] = field(default_factory=dict)
     kill: KillProof | None = None
+    settled: bool = True  # False: the kernel has not confirmed the end yet, the guest has said it
     backend: str = ""
     backend_reason: str = ""
     isolation: str = "none"
@@ -168,6 +169,7 @@ class Result:
                 for name, held in self.enforcement.items()
             },
             "kill": self.kill and {name: getattr(self.kill, name) for name in KillProof.__slots__},
+            "settled": self.settled,
             "backend": self.backend,
             "backend_reason": self.backend_reason,
             "isolation": self.isolation,
@@ -203,4 +205,5 @@ class Request:
     mounts: tuple[Mount, ...] = ()
     python: str | None = None
     image: str | None = None
+    settle: Literal["now", "later"] = "now"
     id: str = field(default_factory=new_id)

@@ -46,6 +46,7 @@ def start_message(
     start: dict[str, Any] = {
         "argv": list(argv),
         "frames": worker,
+        "later": request.settle == "later",
         "env": env,
         "files": [(name, len(data), stamp) for name, data in files.items()],
     }
