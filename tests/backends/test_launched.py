@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ from processes import gone, mark, marked
 import belljar
 from belljar.backends import launched_plan, registry, tools
 from belljar.backends.base import Availability, Cancel
+from belljar.backends.bubblewrap import BubblewrapBackend
 from belljar.backends.launched import LaunchedBackend
 from belljar.config import Settings
 from belljar.engine import Engine
 from belljar.errors import BackendFailed, PolicyUnenforceable
+from belljar.linux import probe
 from belljar.types import Mount, Request, Result, Status
 
 TOOLS = ("bubblewrap", "firejail", "nsjail")
@@ -390,3 +393,61 @@ def test_cancelling_kills_the_guest(jar: Jar) -> None:
     assert (result.status, result.signal) == (Status.KILLED, signal.SIGKILL)
     assert result.kill is not None
     assert result.kill.survivors == 0
+
+
+# -- other hosts
+
+
+def test_firejail_serves_a_host_without_user_namespaces() -> None:
+    jar = jar_of("firejail", facts=replace(probe.facts(), userns=False, userns_problem="test"))
+    result = jar.run("import os; os.getuid()")
+    assert result.value == os.geteuid()
+    if probe.facts().cgroup is not None:  # else nothing would count processes, and it is refused
+        assert jar.run("6 * 7", level="strict").value == 42
+
+
+@pytest.mark.parametrize("name", ["bubblewrap", "nsjail"])
+def test_the_others_say_what_they_lack_without_user_namespaces(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake(tmp_path, registry.load(name).program, "exit 1", monkeypatch)  # type: ignore[attr-defined]
+    for tool in tmp_path.iterdir():
+        tool.chmod(0o755)
+    facts = replace(probe.facts(), userns=False, userns_problem="switched off")
+    found = registry.load(name, facts=facts).probe()
+    assert not found.available
+    assert "switched off" in found.reason
+    assert found.fix
+
+
+def test_a_set_uid_bubblewrap_of_a_user_has_its_disk_watched() -> None:
+    facts = replace(probe.facts(), root=False)
+    backend = BubblewrapBackend(facts=facts)
+    usual = tools.Tool(path="/usr/bin/bwrap", version=(0, 8, 0), setuid=False)
+    assert backend.sized(usual)
+    assert backend.oddities(usual) == ()
+    setuid = replace(usual, setuid=True)
+    assert not backend.sized(setuid)
+    assert "set-uid" in backend.oddities(setuid)[0]
+    assert "older than 0.7" in backend.oddities(replace(usual, version=(0, 6, 1)))[0]
+
+
+def test_without_control_groups_the_watchdog_holds_memory(jar: Jar) -> None:
+    poor = jar_of(jar.backend.name, facts=replace(probe.facts(), cgroup=None))
+    hog = "x = []\nwhile True: x.append(bytearray(1 << 20))"
+    assert poor.run(hog, memory="128M").status is Status.OOM
+    files = """
+import time
+for number in range(100):
+    open(f"/tmp/{number}", "wb").write(bytes(1 << 20))
+x = bytearray(90 << 20)
+time.sleep(10)
+"""
+    assert poor.run(files, memory="160M", disk="120M").status is Status.OOM
+    assert poor.run("x = bytearray(100 << 20)\nlen(x)", memory="256M").value == 100 << 20
+
+
+def test_what_only_root_may_read_of_the_system_is_hidden(jar: Jar) -> None:
+    plan = jar.engine.plan(Request(code="1"), wishes={"modules": "any"}, backend=jar.backend.name)
+    hidden = {at: inside for _, at, _, inside in plan.spec.sandbox.show}
+    assert ("private", "hide") in hidden["/etc/ssl"]

@@ -35,6 +35,8 @@ PROC_MASKS = (
     "scsi", "slabinfo", "swaps", "sys", "sysrq-trigger", "timer_list", "timer_stats", "tty",
     "vmallocinfo",
 )  # fmt: skip
+# Where this host's user may read more than anybody may: under a tool a guest stays that user.
+_ROOTS: Mapping[str, Inside] = {"/etc/ssl": (("private", "hide"),)}
 STAGE_DIR = "/.stage/linux"
 LINUX_DIR = os.path.dirname(os.path.abspath(root.__file__))
 _AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
@@ -162,6 +164,9 @@ def spec(
     view = jail.outer.view
     late = zip(view.waiting, jail.shape.waiting, strict=True)
     show = (*view.show, *((source, at, mode, inside) for (source, mode, inside), (_, at) in late))
+    show = tuple(
+        (source, at, mode, (*inside, *_ROOTS.get(at, ()))) for source, at, mode, inside in show
+    )
     writable = tuple(place for _, place, mode, _ in show if mode == "rw")
     return Spec(
         sandbox=Sandbox(
@@ -247,8 +252,8 @@ def _watch(
         "memory": 0 if grouped else limits.memory,
         "processes": 0 if grouped or held else limits.processes + overhead,
         "cpu": 0 if grouped or whole else limits.cpus * limits.timeout,
-        # With a size of its own the file system cannot be over it: then inodes are all we count.
-        "disk": shape.disk if not sized else shape.disk + shape.inodes,
+        # A file system of that size is rounded up to a page: full is not over.
+        "disk": shape.disk + (resource.getpagesize() if sized else 0),
         "inodes": shape.inodes,
     }
 

@@ -45,11 +45,11 @@ def main(tell: int, frames: int, stdin: int, stdout: int, stderr: int) -> NoRetu
         os.close(work)
         if os.getpid() != 1:
             syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
+        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)  # nobody of this user looks into us
         answer, ready = os.pipe()
         guest = os.fork()
         if guest == 0:
             _be_guest(settings, (stdin, stdout, stderr, frames), ready)
-        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
         os.close(ready)
         with open(answer, "rb") as reader:
             problem = reader.read()
