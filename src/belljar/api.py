@@ -12,7 +12,7 @@ from .backends.base import Cancel
 from .config import Settings, load
 from .engine import Engine
 from .errors import RequestError
-from .events import Emit, Event, Output, RunFinished
+from .events import Emit, Event, Output, RunFailed, RunFinished
 from .policy import Policy
 from .policy_fields import parse_mount
 from .resolve import POLICY_KEYS
@@ -161,7 +161,9 @@ class Runner:
             given["context"] = context
         _check_keys(given)
         request = build_request(
-            code=code, **{key: given[key] for key in REQUEST_KEYS if given.get(key) is not None}
+            code=code,
+            settings=self._engine.settings,
+            **{key: given[key] for key in REQUEST_KEYS if given.get(key) is not None},
         )
         return self._engine.run(
             request,
@@ -232,8 +234,12 @@ def build_request(
     python: str | None = None,
     image: str | None = None,
     settle: str = "now",
+    settings: Settings | None = None,
 ) -> Request:
-    """Check everything about a program that can be checked before choosing where it runs."""
+    """Check everything about a program that can be checked before choosing where it runs.
+
+    Without the engine's `settings` only the built-in languages are known.
+    """
     if (code is None) == (not command):
         raise RequestError("code", "give either code or a command")
     if code is not None:
@@ -241,9 +247,8 @@ def build_request(
             raise RequestError("code", f"is text, not {type(code).__name__}")
         if "\0" in code:
             raise RequestError("code", "contains a NUL byte")
-        name = languages.find(language).file
-    else:
-        name = None
+    spoken = languages.find(language, settings)
+    name = spoken.file if code is not None else None
     contents: dict[str, bytes] = {}
     for path, data in _mapping("files", files).items():
         clean = collect.checked_name("files", path)
@@ -257,7 +262,7 @@ def build_request(
     return Request(
         code=code,
         command=_words("command", command),
-        language=languages.find(language).name,
+        language=spoken.name,
         stdin=_bytes("stdin", stdin),
         args=_words("args", args),
         env=_environment(_mapping("env", env)),
@@ -268,6 +273,7 @@ def build_request(
         python=_word("python", python),
         image=_word("image", image),
         settle=_settle(settle),
+        resolved=spoken if code is not None else None,
     )
 
 
@@ -387,7 +393,7 @@ def _text_callbacks(on_stdout: OnText | None, on_stderr: OnText | None) -> Emit 
             decoder, call = streams[event.stream]
             if text := decoder.decode(event.data):
                 call(text)
-        elif isinstance(event, RunFinished):
+        elif isinstance(event, RunFinished | RunFailed):
             for decoder, call in streams.values():
                 if text := decoder.decode(b"", final=True):
                     call(text)

@@ -33,7 +33,7 @@ import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from .. import collect
+from .. import collect, languages
 from ..errors import BackendFailed
 from ..events import Emit
 from ..policy import Isolation, Policy
@@ -142,8 +142,11 @@ class JailBackend:
         """Remembered for what most runs are: a program for our own interpreter, and no mounts."""
         key, files = None, policy.filesystem
         special = request.python or request.command or request.mounts
-        if request.language == "python" and not (
-            special or files.read_only or files.read_write or files.hidden
+        plain = languages.BUILT_IN["python"]  # a file may have made another thing of the name
+        if (
+            request.language == "python"
+            and languages.of(request) is plain
+            and not (special or files.read_only or files.read_write or files.hidden)
         ):
             key = policy, jail_plan.imported(request.code or "")
             if (known := self._known.get(key)) is not None:

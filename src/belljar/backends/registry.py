@@ -16,14 +16,16 @@ BUILT_IN = {
     "firejail": "belljar.backends.firejail:FirejailBackend",
     "inprocess": "belljar.backends.inprocess:InProcessBackend",
     "jail": "belljar.backends.jail:JailBackend",
+    "landlock": "belljar.backends.landlock:LandlockBackend",
     "nsjail": "belljar.backends.nsjail:NsjailBackend",
     "subprocess": "belljar.backends.subprocess:SubprocessBackend",
 }
-# `auto` tries these in order: the strongest that starts fast comes first.
-PREFERENCE: tuple[str, ...] = ("jail", "bubblewrap", "firejail", "subprocess")
+# `auto` tries these in order: the strongest that starts fast comes first. A set-uid bubblewrap or
+# firejail makes jails where users have no namespaces of their own.
+PREFERENCE: tuple[str, ...] = ("jail", "bubblewrap", "firejail", "landlock", "subprocess")
 if sys.platform != "linux":
     BUILT_IN["subprocess"] = "belljar.backends.portable:PortableBackend"
-    for _name in ("bubblewrap", "firejail", "jail", "nsjail"):
+    for _name in ("bubblewrap", "firejail", "jail", "landlock", "nsjail"):
         del BUILT_IN[_name]
     PREFERENCE = ("subprocess",)
 GROUP = "belljar.backends"

@@ -100,6 +100,10 @@ def instruct(
     """Hand it its message. If what follows in `ours` fails, it is told to end, and waited for."""
     ours.callback(_wait_for_end, supervisor)
     ours.callback(control.close)  # comes first: it is what the supervisor waits for
+    send(control, message)
+
+
+def send(control: socket.socket, message: bytes) -> None:
     control.settimeout(_SEND_SECONDS)
     control.sendall(len(message).to_bytes(4, "big") + message)
     control.settimeout(None)

@@ -101,7 +101,7 @@ class Run:
 
     def supervise(self) -> None:
         spec = self.spec
-        groups = [os.open(path, os.O_WRONLY) for path in spec["cgroup"]]
+        groups = self._groups()
         if spec["user"]:
             uid, gid = spec["user"]
             os.setgroups([])
@@ -148,6 +148,10 @@ class Run:
             f"exit {status} {usage.ru_utime + usage.ru_stime:.6f} {peak} {start:.6f} {ended:.6f} "
             f"{survivors} {done - ended:.6f} {self.reason or '-'}",
         )
+
+    def _groups(self) -> list[int]:
+        """Descriptors to join the control groups by."""
+        return [os.open(path, os.O_WRONLY) for path in self.spec["cgroup"]]
 
     # -- the guest's side of the fork ------------------------------------------------------------
 

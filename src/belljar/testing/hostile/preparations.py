@@ -130,7 +130,7 @@ def room_for_a_hole(scene: Scene) -> Iterator[None]:
 
     These hold the disk limit by the size of each file, and firejail's disk is a part of memory.
     """
-    if scene.klass == "process" or scene.subject.name == "firejail":
+    if scene.klass in ("process", "landlock") or scene.subject.name == "firejail":
         room = {"DISK_MB": 2 << 20, "MEM_MB": 4 << 20}
         scene.job = replace(scene.job, limits={**scene.job.limits, **room})
     yield
