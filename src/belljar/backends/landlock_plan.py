@@ -20,6 +20,7 @@ import resource
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 from ..guest import protocol
@@ -291,7 +292,10 @@ def spec(policy: Policy, request: Request, facts: HostFacts, active: frozenset[s
     mode = children(policy, facts, active)
     hidden = tuple(map(os.path.realpath, files.hidden))
     writable = (*files.read_write, *(m.src for m in request.mounts if m.mode == "rw"))
-    shown = _without(_shown(policy, request), (*hidden, *map(os.path.realpath, writable)))
+    # Without paths of its own it depends on nothing that changes while we run.
+    own = request.mounts or files.read_only or files.read_write
+    arrange = _without if own else _without_cached
+    shown = arrange(_shown(policy, request), (*hidden, *map(os.path.realpath, writable)))
     online = policy.network.mode == "any"
     grouped = mode == "group"
     return Spec(
@@ -322,6 +326,9 @@ def _without(paths: tuple[str, ...], closed: tuple[str, ...]) -> tuple[str, ...]
         if not inside_any(path, (*closed, *kept)):
             kept.append(path)
     return tuple(kept)
+
+
+_without_cached = cache(_without)
 
 
 def _preload(request: Request) -> tuple[str, ...]:
