@@ -153,10 +153,10 @@ def test_a_signal_ends_a_control_arm_too(start: Start, shared: Path) -> None:
 def test_a_group_of_another_process_is_not_counted() -> None:
     """Its number may be that of nobody here: of another pid namespace that shares the tree."""
     me = os.getpid()
-    assert snapshot._of_another_process("belljar-999999999-0a1b")
-    assert snapshot._of_another_process(f"belljar-{me + 1}-0a1b")
-    assert not snapshot._of_another_process(f"belljar-{me}-0a1b")
-    assert not snapshot._of_another_process("belljar-run")
+    assert not snapshot._is_ours("belljar-999999999-0a1b")
+    assert not snapshot._is_ours(f"belljar-{me + 1}-0a1b")
+    assert not snapshot._is_ours("belljar-run")
+    assert snapshot._is_ours(f"belljar-{me}-0a1b")
 
 
 def test_a_socket_elsewhere_is_not_counted_and_one_in_our_directory_is(shared: Path) -> None:

@@ -291,6 +291,13 @@ def _work(settled: Settled, start: dict[str, Any]) -> NoReturn:
         sys.excepthook(*sys.exc_info())
         code = 1
     code = _finish(settled, code)
+    if start["later"]:
+        # Our end is to be known before the kernel has torn everything down.
+        for fd in (1, 2):
+            try:
+                os.close(fd)
+            except OSError:
+                continue  # the program has closed it
     if code < 0:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
         os.kill(os.getpid(), _signal.SIGINT)

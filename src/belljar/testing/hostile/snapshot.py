@@ -158,20 +158,18 @@ def ours_too(pid: int) -> None:
 
 
 def _cgroups() -> Iterable[str]:
-    """Our control groups, and those that do not say whose they are."""
+    """Our control groups: their names say whose they are."""
     for where, directories, _ in os.walk("/sys/fs/cgroup"):
         if where.count("/") > 8:
             directories.clear()
         for name in directories:
-            if _OURS in name and not _of_another_process(name):
+            if _OURS in name and _is_ours(name):
                 yield os.path.join(where, name)
 
 
-def _of_another_process(name: str) -> bool:
-    """Whether a name has a number in it that is not ours: its process may live where we cannot see
-    it, in another pid namespace that shares this tree."""
+def _is_ours(name: str) -> bool:
     numbers = {int(number) for number in re.findall(r"-(\d+)-", name)}
-    return bool(numbers) and not numbers & {os.getpid(), *_makers}
+    return bool(numbers & {os.getpid(), *_makers})
 
 
 def _mounts() -> Iterable[str]:
