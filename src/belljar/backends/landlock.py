@@ -320,7 +320,9 @@ class LandlockBackend:
             "devices": list(spec.devices),
             "close_network": not spec.families,
             "own_signals": spec.own_signals,
-            "seccomp": _filter(spec.families, spec.children, spec.cores == 0, spec.truncate),
+            "seccomp": _filter(
+                spec.families, spec.children != "one", spec.counted, spec.affinity, spec.truncate
+            ),
             "rlimits": [list(pair) for pair in spec.rlimits],
             "affinity": [cpus[(first + i) % len(cpus)] for i in range(spec.cores)],
             "watch": watch,
@@ -328,13 +330,15 @@ class LandlockBackend:
 
 
 @cache
-def _filter(families: tuple[int, ...], children: str, affinity: bool, truncate: bool) -> bytes:
+def _filter(
+    families: tuple[int, ...], children: bool, counted: bool, affinity: bool, truncate: bool
+) -> bytes:
     from ..linux import seccomp_landlock
 
     return seccomp_landlock.delta(
         families,
-        children=children != "one",
-        counted=children == "group",
+        children=children,
+        counted=counted,
         affinity=affinity,
         truncate=truncate,
     )

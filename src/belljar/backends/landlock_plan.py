@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Literal
 
+from .. import language_host, languages
 from ..guest import protocol
 from ..interpreter import find as find_interpreter
 from ..policy import Isolation, Policy
@@ -76,6 +77,8 @@ class Spec:
     links: tuple[tuple[str, str], ...]
     devices: tuple[str, ...]
     families: tuple[int, ...]
+    counted: bool
+    affinity: bool
     truncate: bool
     own_signals: bool
     rlimits: tuple[tuple[int, int], ...]
@@ -132,6 +135,12 @@ def enforcement(
         report["fuel"] = absent("a process has no fuel; the wasm backend counts it")
     if policy.modules.active:
         report["modules"] = best_effort("import lint before the run; a lint, not a boundary")
+    if not request.command and languages.of(request).seccomp != "default":
+        report["seccomp"] = (
+            enforced("the strict profile: no sockets, no memory files, no changed affinity")
+            if "seccomp" in active
+            else absent("no seccomp")
+        )
     return report
 
 
@@ -269,7 +278,7 @@ def _mounts(policy: Policy, request: Request, active: frozenset[str]) -> Enforce
 
 def _shown(policy: Policy, request: Request) -> tuple[str, ...]:
     """Every path that the program may read, before what is hidden is taken away."""
-    *_, needed = process_plan._program(request)
+    *_, needed = _program(request)
     interpreter = find_interpreter(None)
     own = (interpreter.executable, *interpreter.prefixes, protocol.GUEST_DIR)
     return (
@@ -284,10 +293,7 @@ def _shown(policy: Policy, request: Request) -> tuple[str, ...]:
 
 def spec(policy: Policy, request: Request, facts: HostFacts, active: frozenset[str]) -> Spec:
     """The values for the supervisor. Starts nothing; a missing command is CommandNotFound."""
-    argv, file, worker, _ = process_plan._program(request)
-    warm = worker and request.python is None
-    if worker:
-        argv = () if warm else (*argv, "-c", protocol.boot_code(protocol.GUEST_DIR, 3))
+    argv, file, worker, _ = _program(request)
     files, limits = policy.filesystem, policy.limits
     mode = children(policy, facts, active)
     hidden = tuple(map(os.path.realpath, files.hidden))
@@ -298,11 +304,12 @@ def spec(policy: Policy, request: Request, facts: HostFacts, active: frozenset[s
     shown = arrange(_shown(policy, request), (*hidden, *map(os.path.realpath, writable)))
     online = policy.network.mode == "any"
     grouped = mode == "group"
+    strict = not request.command and languages.of(request).seccomp == "strict"
     return Spec(
         argv=argv,
         file=file,
         worker=worker,
-        preload=_preload(request) if warm else (),
+        preload=() if argv else _preload(request),
         layers=tuple(name for name in LAYERS if name in active),
         children=mode,
         read_only=shown,
@@ -310,12 +317,32 @@ def spec(policy: Policy, request: Request, facts: HostFacts, active: frozenset[s
         links=tuple((m.dst, m.src) for m in request.mounts if not os.path.isabs(m.dst)),
         devices=tuple(each for each in process_plan.DEVICES if mode != "one" or each != _ZERO),
         families=(_AF_INET, _AF_INET6, _AF_NETLINK) if online else (),
+        counted=grouped and not strict,
+        affinity=grouped and not strict,
         truncate=facts.landlock_abi >= TRUNCATION_ABI,
         own_signals=facts.landlock_abi < SCOPED_SIGNALS_ABI,
         rlimits=_rlimits(policy) if "rlimits" in active else (),
         cores=0 if grouped else min(math.ceil(limits.cpus), len(facts.cpus)),
         watch=_watch(mode, policy, facts) if "watchdog" in active else None,
     )
+
+
+def _program(request: Request) -> tuple[tuple[str, ...], str | None, bool, tuple[str, ...]]:
+    """(argv or nothing for a warm interpreter, program file, worker, paths that it reads)."""
+    if request.command:
+        return process_plan._program(request)
+    language = languages.of(request)
+    if language.family != "python":
+        path = language_host.installed(language, "landlock")
+        argv = (path, *language.command_on("landlock")[1:], language.file, *request.args)
+        return argv, language.file, False, (path, os.path.realpath(path), *language.paths)
+    wanted = language_host.python_of(language, request.python, "landlock")
+    if wanted is None:
+        return (), language.file, True, language.paths
+    python = find_interpreter(wanted)
+    boot = protocol.boot_code(protocol.GUEST_DIR, 3)
+    needed = (python.executable, *python.prefixes, *language.paths)
+    return (python.executable, "-I", "-c", boot), language.file, True, needed
 
 
 def _without(paths: tuple[str, ...], closed: tuple[str, ...]) -> tuple[str, ...]:
