@@ -48,7 +48,7 @@ from ..interpreter import can_reach
 from ..policy import Isolation, Policy
 from ..report import Report, run_frame
 from ..types import Request, Result, new_id
-from . import landlock_plan, outcome, run_directory
+from . import landlock_plan, landlock_report, outcome, run_directory
 from .base import Availability, Cancel, Plan, refuse_unless_held
 from .landlock_plan import Spec
 from .landlock_zygotes import Fleet
@@ -133,12 +133,12 @@ class LandlockBackend:
                     reason=f"uid {self.user[0]} cannot reach {executable}",
                     fix="install Python where that user can read it, or choose another `user`",
                 )
-        notes = landlock_plan.shortcomings(facts, self.user)
+        notes = landlock_report.shortcomings(facts, self.user)
         return Availability(available=True, notes=(*notes, *outcome.notices(self.disabled)))
 
     def compile(self, policy: Policy, request: Request) -> Plan:
         active = self._active(self.disabled)
-        report = landlock_plan.enforcement(policy, request, self.facts, active)
+        report = landlock_report.enforcement(policy, request, self.facts, active)
         # With a layer switched off on purpose the report says what is missing, and the run goes on.
         held = {} if self.disabled else report
         refuse_unless_held(self.name, self.isolation, policy, held)
