@@ -27,19 +27,16 @@ channels between runs on one machine. For hostile tenants choose a rung above it
 from __future__ import annotations
 
 import contextlib
-import marshal
 import os
 import time
 import weakref
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .. import collect, languages
-from ..errors import BackendFailed, RequestError
+from ..errors import BackendFailed
 from ..events import Emit
-from ..linux import root
 from ..policy import Isolation, Policy
-from ..report import run_frame
 from ..types import Enforcement, Request, Result
 from . import jail_plan, jail_report, outcome, protect
 from .base import Availability, Cancel, Plan, refuse_unless_held
@@ -47,6 +44,7 @@ from .fleet import Fleet
 from .jail_plan import Spec
 from .jail_watch import JailWatch
 from .settle import Settler
+from .start_message import start_message
 
 if TYPE_CHECKING:
     from ..linux.probe import HostFacts
@@ -172,7 +170,9 @@ class JailBackend:
         request, spec = plan.request, plan.spec
         assert isinstance(spec, Spec)
         report, shown = outcome.heard(plan, emit)
-        message, before = _start_message(request, spec)
+        message, before = start_message(
+            request, argv=spec.argv, file=spec.file, worker=spec.worker, room=spec.shape.disk
+        )
         with contextlib.ExitStack() as cleanup:
             if spec.guarded:
                 cleanup.enter_context(protect.placeholders(spec.guarded))
@@ -244,36 +244,3 @@ class JailBackend:
             from ..linux import cgroup
 
             cgroup.sweep(self.facts.cgroup)
-
-
-def _start_message(request: Request, spec: Spec) -> tuple[bytes, dict[str, collect.Stamp]]:
-    """What the guest reads first, and the state of the work directory that it makes of it."""
-    files = {collect.checked_name("files", name): data for name, data in request.files.items()}
-    program = b""
-    if spec.worker:
-        program = run_frame(request, spec.file or "")
-    if spec.file and request.code is not None:  # also for the worker: multiprocessing reads it
-        files[spec.file] = request.code.encode("utf-8", "surrogatepass")
-    room = spec.shape.disk
-    if sum(map(len, files.values())) > room:
-        raise RequestError("files", f"do not fit into a disk of {room} bytes", fix="raise `disk`")
-    stamp = time.time_ns()
-    env = {
-        "PATH": jail_plan.GUEST_PATH,
-        "HOME": root.WORK,
-        "TMPDIR": "/tmp",
-        "LANG": "C.UTF-8",
-        "USER": "user",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        **request.env,
-    }
-    start: dict[str, Any] = {
-        "argv": list(spec.argv),
-        "frames": spec.worker,
-        "later": request.settle == "later",
-        "env": env,
-        "files": [(name, len(data), stamp) for name, data in files.items()],
-    }
-    head = marshal.dumps(start)
-    before: dict[str, collect.Stamp] = {n: (stamp, len(data), 0) for n, data in files.items()}
-    return b"".join((len(head).to_bytes(4, "big"), head, *files.values(), program)), before

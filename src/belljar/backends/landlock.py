@@ -47,13 +47,13 @@ from ..events import Emit
 from ..interpreter import can_reach
 from ..policy import Isolation, Policy
 from ..report import Report, run_frame
-from ..types import Request, Result, new_id
-from . import landlock_plan, landlock_report, outcome, run_directory
+from ..types import Request, Result
+from . import landlock_plan, landlock_report, outcome, run_directory, supervised
 from .base import Availability, Cancel, Plan, refuse_unless_held
 from .landlock_plan import Spec
 from .landlock_zygotes import Fleet
 from .process_plan import GUEST_PATH
-from .subprocess import _SEND_SECONDS, _pipe, _socket_pair, _user
+from .subprocess import _user
 from .supervise import Watch
 
 if TYPE_CHECKING:
@@ -169,7 +169,11 @@ class LandlockBackend:
                 root = cleanup.enter_context(run_directory.made())
                 work = run_directory.fill(root, files, spec.links, self.user)
                 before = collect.snapshot(work)
-                group = self._group(plan)
+                group = supervised.group(
+                    plan.policy.limits,
+                    self.facts.cgroup if spec.children == "group" else None,
+                    overhead=0,
+                )
                 if group is not None:
                     cleanup.callback(group.remove)
                 watch = self._start(plan, fleet, root, program, group, report, emit, cancel)
@@ -222,20 +226,6 @@ class LandlockBackend:
 
             cgroup.sweep(self.facts.cgroup)
 
-    def _group(self, plan: Plan) -> Group | None:
-        if plan.spec.children != "group" or self.facts.cgroup is None:
-            return None
-        from ..linux.cgroup import Group
-
-        limits = plan.policy.limits
-        return Group(
-            self.facts.cgroup,
-            new_id(),  # not the request's: one request may be run many times at once
-            memory=limits.memory,
-            processes=limits.processes,
-            cpus=limits.cpus,
-        )
-
     def _start(
         self,
         plan: Plan,
@@ -248,49 +238,28 @@ class LandlockBackend:
         cancel: Cancel,
     ) -> Watch:
         """Hand the run to a zygote; from then on the Watch owns our ends."""
-        request, spec, limits = plan.request, plan.spec, plan.policy.limits
+        spec = plan.spec
         with ExitStack() as ours, ExitStack() as theirs:
-            control, their_control = _socket_pair(ours, theirs)
+            streams = supervised.streams(ours, theirs, plan.request.stdin)
+            control, their_control = supervised.socket_pair(ours, theirs)
             frames: socket.socket | None = None
             framed: list[int] = []
             if spec.worker:
-                frames, their_frames = _socket_pair(ours, theirs)
+                frames, their_frames = supervised.socket_pair(ours, theirs)
                 framed = [their_frames.fileno()]
-            stdin = None
-            if request.stdin:
-                their_stdin, stdin = _pipe(theirs, ours)
-            else:  # no input is an empty file, not a pipe to wait on
-                their_stdin = os.open(os.devnull, os.O_RDONLY)
-                theirs.callback(os.close, their_stdin)
-            stdout, their_stdout = _pipe(ours, theirs)
-            stderr, their_stderr = _pipe(ours, theirs)
             groups = []
             for path in group.procs if group is not None else ():
                 groups.append(os.open(path, os.O_WRONLY))
                 theirs.callback(os.close, groups[-1])
-            standard = [their_stdin, their_stdout, their_stderr]
+            standard = [streams.their_stdin, streams.their_stdout, streams.their_stderr]
             passed = [their_control.fileno(), *standard, *framed, *groups]
             fleet.start(spec.preload, passed, framed=spec.worker)
             theirs.close()
-            message = marshal.dumps(self._message(plan, root))
-            control.settimeout(_SEND_SECONDS)
-            control.sendall(len(message).to_bytes(4, "big") + message)
-            control.settimeout(None)
+            supervised.send(control, marshal.dumps(self._message(plan, root)))
             watch = Watch(
-                run=request.id,
-                control=control,
+                **supervised.watched(plan, control, streams, report, emit, cancel, group),
                 frames=frames,
                 program=program,
-                stdout=stdout,
-                stderr=stderr,
-                stdin=stdin,
-                data=request.stdin,
-                timeout=limits.timeout,
-                output_cap=limits.output if "output_cap" in spec.layers else outcome.NO_CAP,
-                report=report,
-                emit=emit,
-                cancel=cancel,
-                on_kill=group.release if group is not None else lambda: None,
             )
             ours.pop_all()
         return watch

@@ -129,11 +129,11 @@ def _supervise(fds: list[int], framed: bool, settled: landlock_guest.Settled) ->
     control, *standard = fds[:4]
     frames, groups = (fds[4], fds[5:]) if framed else (-1, fds[4:])
     try:
-        launch._reset_signals()
+        launch.reset_signals()
         for number, fd in enumerate(standard):
             os.dup2(fd, number)
             os.close(fd)
-        spec = launch._read_message(control)
+        spec = marshal.loads(launch.read_message(control))
         spec["frame_fd"] = frames
         Kept(control, spec, settled, groups).supervise()
     except BaseException as error:  # noqa: BLE001 - whatever it is, the host must hear of it
