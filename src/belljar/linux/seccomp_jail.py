@@ -84,6 +84,7 @@ _MODES = {
 }  # fmt: skip
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
 _NAMESPACES = 0x7E02_0000  # every CLONE_NEW* that clone knows
+_CLONE_PARENT = 0x8000  # a child that would not be below the guest, but beside it
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _FIFO, _REGULAR, _SOCKET = 0o010000, 0o100000, 0o140000
 
@@ -120,7 +121,7 @@ def delta(
     actions["clone3"] = _ENOSYS
     actions["clone"] = (
         _argument(0),
-        _op(_ANY_BIT, _NAMESPACES, 0, 1),
+        _op(_ANY_BIT, _NAMESPACES | _CLONE_PARENT, 0, 1),
         _op(_RETURN, _EPERM),
         _op(_RETURN, _ALLOW),
     )
