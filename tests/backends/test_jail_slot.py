@@ -98,6 +98,28 @@ def test_signals_do_not_keep_the_watchdog_from_looking() -> None:
         assert runner.execute(code, memory="64M", timeout=30).status == "oom"
 
 
+HOARD = """
+import mmap, os
+size = 256 << 20
+pages = mmap.mmap({file}, size)
+for at in range(0, size, 1 << 20):
+    pages[at:at + (1 << 20)] = b"x" * (1 << 20)
+    pages.madvise(mmap.MADV_DONTNEED, at, 1 << 20)
+"""
+
+
+@pytest.mark.parametrize("file", ["-1", "os.open('/dev/zero', os.O_RDWR)"])
+def test_memory_that_no_process_is_seen_to_have_is_not_to_be_had_uncounted(file: str) -> None:
+    code = HOARD.format(file=file)
+    facts = replace(probe.facts(), cgroup=None)
+    with _runner(facts=facts) as runner:
+        result = runner.execute(code, memory="64M")
+        assert result.error is not None and result.error.type == "PermissionError"
+    open_to_it = frozenset({"seccomp", "landlock"})
+    with _runner(facts=facts, disable=open_to_it) as runner:
+        assert runner.execute(code, memory="64M").success  # the watchdog does not see it
+
+
 def test_a_callback_that_raises_ends_the_run(runner: Runner) -> None:
     def refuse(text: str) -> None:
         raise ValueError(text)
