@@ -165,6 +165,8 @@ def test_a_run_whose_slot_was_killed_does_not_live_on(settle: str) -> None:
         _until(lambda: len(_at_depth(3)) == 2)  # the anchor and the guest
         if settle == "later":
             thread.join()
+        else:
+            time.sleep(0.5)  # until it runs
         for pid in _at_depth(2)[1:]:  # the first is the zygote
             os.kill(pid, signal.SIGKILL)
         thread.join()
