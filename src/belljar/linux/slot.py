@@ -23,8 +23,8 @@ its namespace. When the guest has ended by itself, the slot asks the kernel whet
 children: every orphan of the namespace becomes its child, so with none nobody is left. If it has
 some, the anchor is killed and waited for, which the kernel lets end only after all the others. Then
 the slot writes one line with the wait status and what was used up. If the slot dies, which takes an
-administrator or the kernel, the host finds the run socket closed, or the slot gone by its pidfd, and
-kills the anchor.
+administrator or the kernel, the host finds the run socket closed, or its pidfd says so, and kills
+the anchor.
 
 Nothing here may import: the files of this package are not in the jail.
 """
