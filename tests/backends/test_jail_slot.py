@@ -165,12 +165,17 @@ def test_a_run_whose_slot_was_killed_does_not_live_on(settle: str) -> None:
         _until(lambda: len(_at_depth(3)) == 2)  # the anchor and the guest
         if settle == "later":
             thread.join()
-        for pid in _at_depth(2)[1:]:  # the first is the zygote
-            os.kill(pid, signal.SIGKILL)
+        (slot,) = {_parent(pid) for pid in _at_depth(3)}
+        os.kill(slot, signal.SIGKILL)
         thread.join()
         assert bool(failed) == (settle == "now")
         _until(lambda: not _at_depth(3))
         assert runner.execute("1").value == 1
+
+
+def _parent(pid: int) -> int:
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return int(file.read().rsplit(b")", 1)[1].split()[1])
 
 
 def _at_depth(depth: int) -> list[int]:

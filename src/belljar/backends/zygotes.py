@@ -121,14 +121,53 @@ class Shelf:
         self.socket.close()
         self.theirs.close()
         for slot in self.slots.values():
-            slot.orders.close()
+            slot.close()
 
 
 class Slot:
-    """A process of the zygote's that makes jails, one at a time: see `linux/slot.py`."""
+    """A process of the zygote's that makes jails, one at a time: see `linux/slot.py`.
+
+    Its first word, on the socket for its orders, is a descriptor of itself: that the socket is
+    still open says nothing, because the anchor of a run has a copy of it.
+    """
 
     def __init__(self, number: int, group: Group | None, orders: socket.socket) -> None:
         self.number, self.group, self.orders = number, group, orders
+        self._process = -1
+        self._lock = threading.Lock()
+
+    def watch(self, poll: select.poll) -> None:
+        """Have `poll` wake up for its end, or for its first word."""
+        with self._lock:
+            if self.orders.fileno() < 0:
+                return  # it has been closed meanwhile
+            poll.register(self.orders, select.POLLIN if self._process < 0 else 0)
+            if self._process >= 0:
+                poll.register(self._process, select.POLLIN)
+
+    def is_dead(self, events: dict[int, int]) -> bool:
+        """Whether that is what `events` of that poll say."""
+        with self._lock:
+            if self._process >= 0:
+                return self._process in events or self.orders.fileno() in events
+            if self.orders.fileno() not in events:
+                return False
+            flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+            try:
+                ancillary = self.orders.recvmsg(16, socket.CMSG_SPACE(4), flags)[1]
+            except BlockingIOError:
+                return False  # another thread has taken it
+            if not ancillary:
+                return True
+            self._process = array.array("i", ancillary[0][2])[0]
+            return False
+
+    def close(self) -> None:
+        with self._lock:
+            self.orders.close()
+            if self._process >= 0:
+                os.close(self._process)
+                self._process = -1
 
 
 class Zygote:
@@ -246,16 +285,19 @@ class Zygote:
                 return shelf.socket.recvmsg(1 << 13, space, flags)[:2]
             except BlockingIOError:
                 pass  # it is still being made: wait, and see whether its makers live
-            with self._lock:
-                makers = [self._control, *(slot.orders for slot in shelf.slots.values())]
             poll = select.poll()
             poll.register(shelf.socket, select.POLLIN)
-            for maker in makers:
-                poll.register(maker, 0)  # only its end is news
+            poll.register(self._control, 0)  # only its end is news
+            with self._lock:
+                slots = list(shelf.slots.values())
+            for slot in slots:
+                slot.watch(poll)
             ready = dict(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
             if not ready:
                 raise ZygoteDied("no jail became ready in time", retryable=True)
-            if shelf.socket.fileno() not in ready:
+            if shelf.socket.fileno() in ready:
+                continue
+            if self._control.fileno() in ready or any(slot.is_dead(ready) for slot in slots):
                 raise ZygoteDied("the jail's zygote died", retryable=True)
 
     def replenish(self, shelf: Shelf, most: int) -> None:
@@ -274,7 +316,7 @@ class Zygote:
             if reuse:
                 shelf.free.append(slot)
                 return
-            slot.orders.close()
+            slot.close()
             shelf.slots.pop(slot.number, None)
         if slot.group is not None:
             slot.group.kill()

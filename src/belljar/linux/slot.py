@@ -23,7 +23,8 @@ its namespace. When the guest has ended by itself, the slot asks the kernel whet
 children: every orphan of the namespace becomes its child, so with none nobody is left. If it has
 some, the anchor is killed and waited for, which the kernel lets end only after all the others. Then
 the slot writes one line with the wait status and what was used up. If the slot dies, which takes an
-administrator or the kernel, the host finds the run socket closed and kills the anchor.
+administrator or the kernel, the host finds the run socket closed, or its pidfd says so, and kills
+the anchor.
 
 Nothing here may import: the files of this package are not in the jail.
 """
@@ -64,6 +65,9 @@ def serve(orders: int, shelf: int, settled: Settled, number: int, ids: int) -> N
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
     _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGCHLD,))
     desk = _Desk(_socket.socket(fileno=orders), _socket.socket(fileno=shelf))
+    ourselves = os.pidfd_open(os.getpid())
+    _tell(desk.orders, b"here", [ourselves])
+    os.close(ourselves)
     turn = 0
     while True:
         message, _ = receive(desk.orders)
