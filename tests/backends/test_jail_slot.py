@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import array
 import os
+import select
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +16,7 @@ import pytest
 
 from belljar.api import Runner
 from belljar.backends.jail import JailBackend
+from belljar.backends.zygotes import Slot
 from belljar.config import Settings
 from belljar.engine import Engine
 from belljar.errors import BackendFailed
@@ -52,6 +56,21 @@ def _until(condition: Callable[[], bool], seconds: float = 20) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_a_first_word_that_another_thread_has_taken_is_no_death() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    slot = Slot(1, None, ours)
+    with theirs:
+        pidfd = os.pidfd_open(os.getpid())
+        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [pidfd]))]
+        theirs.sendmsg([b"here"], passed)
+        os.close(pidfd)
+        woken = {ours.fileno(): int(select.POLLIN)}
+        assert not slot.is_dead(woken)  # this thread takes it
+        assert not slot.is_dead(woken)  # and this one was woken for the same
+        assert slot.is_dead({ours.fileno(): int(select.POLLHUP)})
+    slot.close()
 
 
 def test_a_guest_cannot_make_a_brother(runner: Runner) -> None:

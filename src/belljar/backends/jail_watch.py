@@ -63,11 +63,11 @@ class JailWatch(Watch):
         self._send(self._jail.frames.fileno())
 
     def until_gone(self) -> Ended:
-        self._wait_for_a_quick_end()
         try:
+            self._wait_for_a_quick_end()
             ended = super().until_gone()
         except BaseException:
-            self._jail.kill()  # its slot is gone, or nobody is going to wait for it any more
+            self.abandon()  # its slot is gone, or nobody is going to wait for it any more
             raise
         ended = replace(ended, started=min(self._began, ended.ended))
         # A guest that had ended when our kill came was not ended by it.

@@ -238,6 +238,8 @@ class Watch:
         frames = -1 if self._frames is None else self._frames.fileno()
         for fd in {*self._readers, *self._outgoing} - {control, frames}:
             os.close(fd)
+        self._readers.clear()  # closing twice must not close somebody else's
+        self._outgoing.clear()
         self._control.close()
         if self._frames is not None:
             self._frames.close()

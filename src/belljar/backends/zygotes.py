@@ -148,9 +148,11 @@ class Slot:
     def is_dead(self, events: dict[int, int]) -> bool:
         """Whether that is what `events` of that poll say."""
         with self._lock:
+            told = events.get(self.orders.fileno(), 0)
             if self._process >= 0:
-                return self._process in events or self.orders.fileno() in events
-            if self.orders.fileno() not in events:
+                # Its first word may be what woke us, and another thread may have taken it.
+                return self._process in events or bool(told & (select.POLLHUP | select.POLLERR))
+            if not told:
                 return False
             flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
             try:

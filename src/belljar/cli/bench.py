@@ -147,6 +147,7 @@ def measure(code: str, rounds: int, pause: float) -> list[Line]:
 
 def throughput(code: str, callers: int, runs: int) -> Rate:
     from ..api import create_runner
+    from ..errors import BelljarError
 
     errors = 0
     numbers = iter(range(runs))
@@ -159,8 +160,13 @@ def throughput(code: str, callers: int, runs: int) -> Rate:
                 with lock:
                     if next(numbers, None) is None:
                         return
-                if not runner.execute(code).success:
-                    errors += 1
+                try:
+                    failed = not runner.execute(code).success
+                except BelljarError:
+                    failed = True
+                if failed:
+                    with lock:
+                        errors += 1
 
         for _ in range(2 * callers):
             runner.execute(code)
