@@ -38,6 +38,7 @@ from ..errors import BackendUnavailable, LanguageUnknown, RequestError
 from ..events import Emit
 from ..policy import Isolation, Policy
 from ..types import Enforcement, KillProof, Request, Result, Status
+from . import outcome
 from .base import (
     Availability,
     Cancel,
@@ -88,9 +89,7 @@ class InProcessBackend:
         return Availability(available=True, notes=self._notices())
 
     def _notices(self) -> tuple[str, ...]:
-        if not self.disabled:
-            return (NO_BOUNDARY,)
-        return NO_BOUNDARY, f"layers switched off for a test: {', '.join(sorted(self.disabled))}"
+        return NO_BOUNDARY, *outcome.notices(self.disabled)
 
     def compile(self, policy: Policy, request: Request) -> Plan:
         _check_program(request)

@@ -35,23 +35,21 @@ from typing import TYPE_CHECKING, Any
 
 from .. import collect
 from ..errors import BackendFailed, RequestError
-from ..events import Displayed, Emit
+from ..events import Emit
 from ..linux import root
 from ..policy import Isolation, Policy
 from ..report import Report, run_frame
-from ..types import Display, KillProof, Request, Result, Usage
-from . import jail_plan, jail_report, protect
+from ..types import Request, Result
+from . import jail_plan, jail_report, outcome, protect
 from .base import Availability, Cancel, Plan, refuse_unless_held
 from .fleet import Fleet
 from .jail_plan import Spec
 from .supervise import Ended, Watch
-from .verdict import Ending, judge
 from .zygotes import Jail
 
 if TYPE_CHECKING:
     from ..linux.probe import HostFacts
 
-_NO_CAP = 1 << 40
 _HARD_KILL_SECONDS = 2.0
 
 
@@ -124,12 +122,8 @@ class JailBackend:
                     ),
                 )
         notes = list(jail_report.shortcomings(facts))
-        if self.disabled:
-            notes.append(self._disabled_notice())
+        notes += outcome.notices(self.disabled)
         return Availability(available=True, notes=tuple(notes))
-
-    def _disabled_notice(self) -> str:
-        return f"layers switched off for a test: {', '.join(sorted(self.disabled))}"
 
     def compile(self, policy: Policy, request: Request) -> Plan:
         active = jail_plan.active_layers(self.facts, self.disabled)
@@ -144,7 +138,7 @@ class JailBackend:
             policy=policy,
             enforcement=report,
             spec=jail_plan.spec(policy, request, self.facts, active),
-            warnings=(self._disabled_notice(),) if self.disabled else (),
+            warnings=outcome.notices(self.disabled),
         )
 
     def run(self, plan: Plan, emit: Emit, cancel: Cancel) -> Result:
@@ -153,13 +147,7 @@ class JailBackend:
         began = time.monotonic()
         request, spec = plan.request, plan.spec
         assert isinstance(spec, Spec)
-        shown: list[Display] = []
-
-        def show(display: Display) -> None:
-            shown.append(display)
-            emit(Displayed(id=request.id, display=display))
-
-        report = Report(max_value=plan.policy.limits.output, on_display=show)
+        report, shown = outcome.heard(plan, emit)
         message, before = _start_message(request, spec)
         with contextlib.ExitStack() as cleanup:
             if spec.guarded:
@@ -179,15 +167,15 @@ class JailBackend:
             ended = watch.until_gone()
             gone = time.monotonic()
             found = collect.changed_files(jail.work, before, request.outputs)
-            result = self._result(plan, watch, ended, report, jail)
+            result = outcome.of_watch(
+                plan, watch, ended, report, jail.group, found=found, shown=shown
+            )
             collected = time.monotonic()
             if keep and not self.tidy:
                 # Not earlier: it would compete with the run for processors.
                 jail.replenish(self.parked)
         return replace(
             result,
-            files=found.files,
-            displays=tuple(shown),
             timings={
                 "start": taken - began,
                 "run": ended.ended - ended.started,
@@ -195,7 +183,6 @@ class JailBackend:
                 "collect": collected - gone,
                 "clean": time.monotonic() - collected,
             },
-            warnings=(*result.warnings, *found.warnings),
         )
 
     def close(self) -> None:
@@ -218,49 +205,6 @@ class JailBackend:
             from ..linux import cgroup
 
             cgroup.sweep(self.facts.cgroup)
-
-    def _result(
-        self, plan: Plan, watch: JailWatch, ended: Ended, report: Report, jail: Jail
-    ) -> Result:
-        group = jail.group
-        reason = watch.reason if ended.reason == "host" else ended.reason
-        ending = Ending(
-            wait_status=ended.wait_status,
-            reason=reason,
-            oom_kills=group.oom_kills() if group is not None else 0,
-            forks_refused=group.forks_refused() if group is not None else None,
-        )
-        found = judge(ending, report)
-        stdout, stderr = watch.captured["stdout"], watch.captured["stderr"]
-        peak = group.peak_memory() if group is not None else None
-        return Result(
-            id=plan.request.id,
-            status=found.status,
-            exit_code=found.exit_code,
-            signal=found.signal,
-            limit_hit=found.limit_hit,
-            stdout=stdout.text(),
-            stderr=stderr.text(),
-            truncated=stdout.truncated or stderr.truncated or report.truncated,
-            value=report.value,
-            error=report.error if found.exit_code != 0 else None,
-            usage=Usage(
-                wall=ended.ended - ended.started,
-                cpu=ended.cpu,
-                peak_memory=peak if peak is not None else ended.peak_memory,
-                stdout_bytes=stdout.total,
-                stderr_bytes=stderr.total,
-            ),
-            enforcement=plan.enforcement,
-            kill=KillProof(
-                reason=reason or "ended",
-                survivors=ended.survivors,
-                seconds=ended.kill_seconds,
-            ),
-            backend=self.name,
-            isolation=self.isolation.value,
-            warnings=(*plan.warnings, *found.warnings, *report.warnings),
-        )
 
 
 class JailWatch(Watch):
@@ -292,7 +236,7 @@ class JailWatch(Watch):
             stdin=jail.stdin if request.stdin else None,
             data=request.stdin,
             timeout=limits.timeout,
-            output_cap=limits.output if "output_cap" in plan.spec.layers else _NO_CAP,
+            output_cap=limits.output if "output_cap" in plan.spec.layers else outcome.NO_CAP,
             report=report,
             emit=emit,
             cancel=cancel,

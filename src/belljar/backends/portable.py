@@ -29,25 +29,25 @@ import re
 import secrets
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from types import ModuleType
 
 from .. import collect
 from ..errors import BackendFailed, ConfigError, PolicyUnenforceable
-from ..events import Displayed, Emit
+from ..events import Emit
 from ..policy import Isolation, Policy
-from ..report import Report, run_frame
-from ..types import Display, KillProof, Request, Result, Usage
-from . import portable_plan
+from ..report import run_frame
+from ..types import Request, Result
+from . import outcome, portable_plan
 from .base import Availability, Cancel, Plan, refuse_unless_held
 from .portable_plan import Host, Spec
 from .portable_tree import Launch, Tree
-from .portable_watch import Ended, Streams, Watch
-from .verdict import Ending, judge
+from .portable_watch import Streams, Watch
+from .verdict import Ending
 
 _RUN_DIRECTORY = re.compile(r"belljar-(\d+)-\w+")
-_NO_CAP = 1 << 40
 _OPEN_NETWORK = (
     'pass network="any" to let the program have the network, or use a backend that closes it '
     "(docker, wasm, or any on Linux)"
@@ -92,13 +92,8 @@ class PortableBackend:
                 reason="there is no ps, which finds the processes of a run",
                 fix="install procps",
             )
-        notes = [*portable_plan.shortcomings(host, self.user), *self._disabled_notice()]
+        notes = [*portable_plan.shortcomings(host, self.user), *outcome.notices(self.disabled)]
         return Availability(available=True, notes=tuple(notes))
-
-    def _disabled_notice(self) -> tuple[str, ...]:
-        if not self.disabled:
-            return ()
-        return (f"layers switched off for a test: {', '.join(sorted(self.disabled))}",)
 
     def compile(self, policy: Policy, request: Request) -> Plan:
         active = frozenset(self.layers) - self.disabled
@@ -118,7 +113,7 @@ class PortableBackend:
             policy=policy,
             enforcement=report,
             spec=portable_plan.spec(policy, request, self.host, active),
-            warnings=(*warnings, *self._disabled_notice()),
+            warnings=(*warnings, *outcome.notices(self.disabled)),
         )
 
     def run(self, plan: Plan, emit: Emit, cancel: Cancel) -> Result:
@@ -128,13 +123,7 @@ class PortableBackend:
         self._sweep_once()
         request, spec = plan.request, plan.spec
         assert isinstance(spec, Spec)
-        shown: list[Display] = []
-
-        def show(display: Display) -> None:
-            shown.append(display)
-            emit(Displayed(id=request.id, display=display))
-
-        report = Report(max_value=plan.policy.limits.output, on_display=show)
+        report, shown = outcome.heard(plan, emit)
         program = run_frame(request, spec.file or "") if spec.worker else b""
         files = self._files()
         with self._directory(files) as root:
@@ -151,7 +140,9 @@ class PortableBackend:
                 program=program,
                 data=request.stdin,
                 timeout=plan.policy.limits.timeout,
-                output_cap=plan.policy.limits.output if "output_cap" in spec.layers else _NO_CAP,
+                output_cap=plan.policy.limits.output
+                if "output_cap" in spec.layers
+                else outcome.NO_CAP,
                 watched=spec.watched,
                 directories=(work, tmp),
                 report=report,
@@ -160,6 +151,20 @@ class PortableBackend:
             )
             ended = watch.until_gone()
             found = files.changed_files(work, before, request.outputs)
+            result = outcome.of(
+                plan,
+                Ending(wait_status=ended.reaped.wait_status, reason=ended.reason),
+                report,
+                watch.captured,
+                wall=ended.ended - ended.started,
+                cpu=ended.reaped.cpu,
+                peak_memory=ended.reaped.peak_memory,
+                survivors=ended.survivors,
+                kill_seconds=ended.kill_seconds,
+                found=found,
+                shown=shown,
+                warnings=ended.warnings,
+            )
             settled = time.monotonic()
         timings = {
             "start": ended.started - began,
@@ -167,7 +172,7 @@ class PortableBackend:
             "settle": settled - ended.ended,
             "clean": time.monotonic() - settled,
         }
-        return self._result(plan, watch, ended, report, found, tuple(shown), timings)
+        return replace(result, timings=timings)
 
     def close(self) -> None:
         self._closed = True
@@ -309,59 +314,6 @@ class PortableBackend:
             return {**common, **environment(work, tmp)}
         utf8 = "en_US.UTF-8" if self.host.platform == "darwin" else "C.UTF-8"
         return {**common, "TMPDIR": tmp, "LANG": utf8}
-
-    # -- after the run ---------------------------------------------------------------------------
-
-    def _result(
-        self,
-        plan: Plan,
-        watch: Watch,
-        ended: Ended,
-        report: Report,
-        found: collect.Collected,
-        shown: tuple[Display, ...],
-        timings: Mapping[str, float],
-    ) -> Result:
-        reaped = ended.reaped
-        verdict = judge(Ending(wait_status=reaped.wait_status, reason=ended.reason), report)
-        stdout, stderr = watch.captured["stdout"], watch.captured["stderr"]
-        return Result(
-            id=plan.request.id,
-            status=verdict.status,
-            exit_code=verdict.exit_code,
-            signal=verdict.signal,
-            limit_hit=verdict.limit_hit,
-            stdout=stdout.text(),
-            stderr=stderr.text(),
-            truncated=stdout.truncated or stderr.truncated or report.truncated,
-            value=report.value,
-            error=report.error if verdict.exit_code != 0 else None,
-            displays=shown,
-            files=found.files,
-            usage=Usage(
-                wall=ended.ended - ended.started,
-                cpu=reaped.cpu,
-                peak_memory=reaped.peak_memory,
-                stdout_bytes=stdout.total,
-                stderr_bytes=stderr.total,
-            ),
-            timings=timings,
-            enforcement=plan.enforcement,
-            kill=KillProof(
-                reason=ended.reason or "ended",
-                survivors=ended.survivors,
-                seconds=ended.kill_seconds,
-            ),
-            backend=self.name,
-            isolation=self.isolation.value,
-            warnings=(
-                *plan.warnings,
-                *verdict.warnings,
-                *ended.warnings,
-                *report.warnings,
-                *found.warnings,
-            ),
-        )
 
 
 def _user(text: str) -> tuple[int, int]:

@@ -32,21 +32,21 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .. import collect
 from ..errors import BackendFailed, ConfigError
-from ..events import Displayed, Emit
+from ..events import Emit
 from ..guest import protocol
 from ..interpreter import can_reach
 from ..policy import Isolation, Policy
 from ..report import Report, run_frame
-from ..types import Display, KillProof, Request, Result, Usage, new_id
-from . import process_plan, run_directory
+from ..types import Request, Result, new_id
+from . import outcome, process_plan, run_directory
 from .base import Availability, Cancel, Plan, refuse_unless_held
 from .process_plan import Spec
-from .supervise import Ended, Watch
-from .verdict import Ending, judge
+from .supervise import Watch
 
 if TYPE_CHECKING:
     from ..linux.cgroup import Group
@@ -58,7 +58,6 @@ _LAUNCH = (
     "import sys; sys.path.append({parent!r}); from belljar.linux.launch import main; main({fd})"
 )
 _ID = re.compile(r"[0-9]{1,10}")
-_NO_CAP = 1 << 40
 _SEND_SECONDS = 30.0  # a supervisor that has not read its message by then is broken
 _END_SECONDS = 10.0  # and so is one that has not ended the tree after we hung up
 
@@ -115,12 +114,8 @@ class SubprocessBackend:
                 fix="install Python where that user can read it, or choose another `user`",
             )
         notes = list(process_plan.shortcomings(self.facts, self.user))
-        if self.disabled:
-            notes.append(self._disabled_notice())
+        notes += outcome.notices(self.disabled)
         return Availability(available=True, notes=tuple(notes))
-
-    def _disabled_notice(self) -> str:
-        return f"layers switched off for a test: {', '.join(sorted(self.disabled))}"
 
     def compile(self, policy: Policy, request: Request) -> Plan:
         active = process_plan.active_layers(self.facts, self.disabled)
@@ -135,7 +130,7 @@ class SubprocessBackend:
             policy=policy,
             enforcement=report,
             spec=process_plan.spec(policy, request, self.facts, active, self.user),
-            warnings=(self._disabled_notice(),) if self.disabled else (),
+            warnings=outcome.notices(self.disabled),
         )
 
     def run(self, plan: Plan, emit: Emit, cancel: Cancel) -> Result:
@@ -145,13 +140,7 @@ class SubprocessBackend:
         self._sweep_once()
         request, spec = plan.request, plan.spec
         assert isinstance(spec, Spec)
-        shown: list[Display] = []
-
-        def show(display: Display) -> None:
-            shown.append(display)
-            emit(Displayed(id=request.id, display=display))
-
-        report = Report(max_value=plan.policy.limits.output, on_display=show)
+        report, shown = outcome.heard(plan, emit)
         program = run_frame(request, spec.file or "") if spec.worker else b""
         files = dict(request.files)
         if spec.file and request.code is not None:
@@ -180,14 +169,14 @@ class SubprocessBackend:
                 supervisor.wait()
             found = collect.changed_files(work, before, request.outputs)
             settled = time.monotonic()
-            result = self._result(plan, watch, ended, report, group)
+            result = outcome.of_watch(plan, watch, ended, report, group, found=found, shown=shown)
         timings = {
             "start": ended.started - began,
             "run": ended.ended - ended.started,
             "settle": settled - ended.ended,
             "clean": time.monotonic() - settled,
         }
-        return _finish(result, found, tuple(shown), timings)
+        return replace(result, timings=timings)
 
     def close(self) -> None:
         self._closed = True
@@ -265,7 +254,7 @@ class SubprocessBackend:
                 stdin=stdin,
                 data=request.stdin,
                 timeout=limits.timeout,
-                output_cap=limits.output if "output_cap" in spec.layers else _NO_CAP,
+                output_cap=limits.output if "output_cap" in spec.layers else outcome.NO_CAP,
                 report=report,
                 emit=emit,
                 cancel=cancel,
@@ -348,67 +337,6 @@ class SubprocessBackend:
                 import logging
 
                 logging.getLogger("belljar").warning("a crashed run's control group: %s", error)
-
-    # -- after the run ---------------------------------------------------------------------------
-
-    def _result(
-        self, plan: Plan, watch: Watch, ended: Ended, report: Report, group: Group | None
-    ) -> Result:
-        reason = watch.reason if ended.reason == "host" else ended.reason
-        ending = Ending(
-            wait_status=ended.wait_status,
-            reason=reason,
-            oom_kills=group.oom_kills() if group is not None else 0,
-            forks_refused=group.forks_refused() if group is not None else None,
-        )
-        found = judge(ending, report)
-        stdout, stderr = watch.captured["stdout"], watch.captured["stderr"]
-        peak = group.peak_memory() if group is not None else None
-        return Result(
-            id=plan.request.id,
-            status=found.status,
-            exit_code=found.exit_code,
-            signal=found.signal,
-            limit_hit=found.limit_hit,
-            stdout=stdout.text(),
-            stderr=stderr.text(),
-            truncated=stdout.truncated or stderr.truncated or report.truncated,
-            value=report.value,
-            error=report.error if found.exit_code != 0 else None,
-            usage=Usage(
-                wall=ended.ended - ended.started,
-                cpu=ended.cpu,
-                peak_memory=peak if peak is not None else ended.peak_memory,
-                stdout_bytes=stdout.total,
-                stderr_bytes=stderr.total,
-            ),
-            enforcement=plan.enforcement,
-            kill=KillProof(
-                reason=reason or "ended",
-                survivors=ended.survivors,
-                seconds=ended.kill_seconds,
-            ),
-            backend=self.name,
-            isolation=self.isolation.value,
-            warnings=(*plan.warnings, *found.warnings, *report.warnings),
-        )
-
-
-def _finish(
-    result: Result,
-    found: collect.Collected,
-    shown: tuple[Display, ...],
-    timings: dict[str, float],
-) -> Result:
-    from dataclasses import replace
-
-    return replace(
-        result,
-        files=found.files,
-        displays=shown,
-        timings=timings,
-        warnings=(*result.warnings, *found.warnings),
-    )
 
 
 def _socket_pair(ours: ExitStack, theirs: ExitStack) -> tuple[socket.socket, socket.socket]:
