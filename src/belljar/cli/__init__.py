@@ -34,6 +34,7 @@ COMMANDS: dict[str, Command] = {
     "exec": Command("belljar.cli.exec", "run a command: belljar exec -- CMD ARG..."),
     "backends": Command("belljar.cli.backends", "list the backends and what each one needs"),
     "doctor": Command("belljar.cli.doctor", "show what this host can do and how to get the rest"),
+    "images": Command("belljar.cli.images", "list, build or remove container images"),
     "settings": Command(
         "belljar.cli.settings", "show every setting and where its value comes from"
     ),

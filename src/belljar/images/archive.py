@@ -106,7 +106,7 @@ def image_config(
 def docker_archive(
     name: str, config: Mapping[str, Any], layers: Sequence[PackedLayer]
 ) -> Iterator[bytes]:
-    """The image `name` in the format of `docker save`, piece by piece; nothing is kept in memory."""
+    """The image `name` in the format of `docker save`, piece by piece, none kept in memory."""
     described = json.dumps(config, sort_keys=True).encode()
     config_name = hashlib.sha256(described).hexdigest() + ".json"
     manifest = [

@@ -1,8 +1,8 @@
 """Compiled Python for an image: a read-only root could never keep what an interpreter compiles.
 
-The files are "unchecked hash" ones (PEP 552): the interpreter asks neither the clock nor the source.
-What the compiler writes depends a little on what its process has seen before, so each batch of
-files is compiled by a fresh interpreter in a fixed order, and the same sources give the same bytes.
+The files are "unchecked hash" ones (PEP 552): the interpreter asks neither the clock nor the
+source. What the compiler writes depends a little on what its process has seen before, so each batch
+of files is compiled by a fresh interpreter in a fixed order: the same sources give the same bytes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The trees of our images, taken from this host: its Python, its shell, its Node.js.
 
-No registry and no package manager is asked. Python moves to /usr whatever its prefix here, so a path
-of this host shows up in no image.
+No registry and no package manager is asked. Python moves to /usr whatever its prefix here: where it
+lies on this host is nobody's business.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from .tree import MERGED, Tree
 _SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 COMMANDS = (
-    "[", "awk", "base64", "basename", "bash", "cat", "chmod", "cksum", "cmp", "comm", "cp", "csplit",
-    "cut", "date", "dd", "df", "diff", "dirname", "du", "echo", "env", "expand", "expr", "factor",
-    "false", "find", "fmt", "fold", "grep", "egrep", "fgrep", "gzip", "gunzip", "head", "hostname",
-    "id", "install", "join", "kill", "ln", "ls", "md5sum", "mkdir", "mkfifo", "mktemp", "mv", "nice",
-    "nl", "nohup", "nproc", "numfmt", "od", "paste", "pathchk", "pr", "printenv", "printf", "pwd",
-    "readlink", "realpath", "rm", "rmdir", "sed", "seq", "sh", "sha1sum", "sha256sum", "sha512sum",
-    "shuf", "sleep", "sort", "split", "stat", "stdbuf", "sum", "sync", "tac", "tail", "tar", "tee",
-    "test", "timeout", "touch", "tr", "true", "truncate", "tsort", "tty", "uname", "unexpand", "uniq",
-    "unlink", "wc", "which", "whoami", "xargs", "yes", "zcat",
+    "[", "awk", "base64", "basename", "bash", "cat", "chmod", "cksum", "cmp", "comm", "cp",
+    "csplit", "cut", "date", "dd", "df", "diff", "dirname", "du", "echo", "env", "expand", "expr",
+    "factor", "false", "find", "fmt", "fold", "grep", "egrep", "fgrep", "gzip", "gunzip", "head",
+    "hostname", "id", "install", "join", "kill", "ln", "ls", "md5sum", "mkdir", "mkfifo", "mktemp", "mv",
+    "nice", "nl", "nohup", "nproc", "numfmt", "od", "paste", "pathchk", "pr", "printenv", "printf",
+    "pwd", "readlink", "realpath", "rm", "rmdir", "sed", "seq", "sh", "sha1sum", "sha256sum",
+    "sha512sum", "shuf", "sleep", "sort", "split", "stat", "stdbuf", "sum", "sync", "tac", "tail", "tar",
+    "tee", "test", "timeout", "touch", "tr", "true", "truncate", "tsort", "tty", "uname", "unexpand",
+    "uniq", "unlink", "wc", "which", "whoami", "xargs", "yes", "zcat",
 )  # fmt: skip
 
 # Parts of the standard library that no sandboxed program needs: tests, windows, installers.
@@ -132,7 +132,8 @@ def _loader_finds(name: str, python: str) -> str | None:
     """Where the dynamic loader finds the library `name`: asked of a process that loads it."""
     code = (
         f"import ctypes; ctypes.CDLL({name!r})\n"
-        f"print(next(l.split()[-1] for l in open('/proc/self/maps') if l.endswith({name + chr(10)!r})))"
+        "print(next(line.split()[-1] for line in open('/proc/self/maps') "
+        f"if line.endswith({name + chr(10)!r})))"
     )
     done = subprocess.run(
         [python, "-I", "-S", "-c", code],

@@ -32,7 +32,7 @@ def add_libraries(tree: Tree, files: Iterable[str], *, besides: Iterable[str] = 
 
 
 def loaded_by(files: Iterable[str]) -> set[tuple[str, str]]:
-    """(name the loader asks for, path it finds) of every library that `files` need, at any depth."""
+    """(name the loader asks for, path it finds) of every library that `files` load."""
     todo = sorted(set(files))
     found: set[tuple[str, str]] = set()
     for start in range(0, len(todo), _BATCH):

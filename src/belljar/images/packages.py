@@ -45,9 +45,7 @@ def layer(names: Iterable[str] = DATA) -> Layer:
                 continue
             if os.path.isfile(source):
                 made.tree.copy(source, f"{place}/{inside}")
-    native = [
-        entry.source or "" for path, entry in made.tree.files(below=place) if ".so" in path
-    ]
+    native = [entry.source or "" for path, entry in made.tree.files(below=place) if ".so" in path]
     add_libraries(made.tree, native, besides=homes)
     python = os.path.realpath(sys._base_executable)  # type: ignore[attr-defined]
     add_bytecode(made.tree, python, sys.implementation.cache_tag or "")

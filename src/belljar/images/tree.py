@@ -1,7 +1,7 @@
 """The files of an image as a value: what lies at which path, before anything is packed.
 
-Everything in an image belongs to root, has one of two modes and no time of its own, so that the same
-files always make the same bytes; a setuid bit on the host never reaches an image.
+Everything in an image belongs to root, has one of two modes and no time of its own, so that equal
+files make equal bytes; a setuid bit on the host never reaches an image.
 """
 
 from __future__ import annotations
