@@ -38,7 +38,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "report": (*CORE, "guest", "capture", "events"),
     # A client of somebody else's engine: the backends and the images speak through it.
     "docker_api": ("errors",),
-    "images": (*CORE, "_version", "docker_api", "languages"),
+    "images": (*CORE, "_version", "docker_api", "images.names"),
+    "images.names": ("_version", "errors"),
     "config": (*CORE, "config_keys"),
     "config_keys": CORE,
     # Backends sit below the engine and know nothing of the edges.

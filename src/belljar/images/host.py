@@ -1,7 +1,7 @@
 """The trees of our images, taken from this host: its Python, its shell, its Node.js.
 
 No registry and no package manager is asked. Python moves to /usr whatever its prefix here: where it
-lies on this host is nobody's business.
+lies on this host is nobody's business (only `sysconfig` still tells how it was built).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import sysconfig
 from dataclasses import dataclass, field
+from functools import cache
 
 from ..errors import BackendUnavailable
 from .bytecode import add_bytecode
@@ -25,12 +26,13 @@ COMMANDS = (
     "[", "awk", "base64", "basename", "bash", "cat", "chmod", "cksum", "cmp", "comm", "cp",
     "csplit", "cut", "date", "dd", "df", "diff", "dirname", "du", "echo", "env", "expand", "expr",
     "factor", "false", "find", "fmt", "fold", "grep", "egrep", "fgrep", "gzip", "gunzip", "head",
-    "hostname", "id", "install", "join", "kill", "ln", "ls", "md5sum", "mkdir", "mkfifo", "mktemp", "mv",
-    "nice", "nl", "nohup", "nproc", "numfmt", "od", "paste", "pathchk", "pr", "printenv", "printf",
-    "pwd", "readlink", "realpath", "rm", "rmdir", "sed", "seq", "sh", "sha1sum", "sha256sum",
-    "sha512sum", "shuf", "sleep", "sort", "split", "stat", "stdbuf", "sum", "sync", "tac", "tail", "tar",
-    "tee", "test", "timeout", "touch", "tr", "true", "truncate", "tsort", "tty", "uname", "unexpand",
-    "uniq", "unlink", "wc", "which", "whoami", "xargs", "yes", "zcat",
+    "hostname", "id", "install", "join", "kill", "ln", "ls", "md5sum", "mkdir", "mkfifo",
+    "mktemp", "mv", "nice", "nl", "nohup", "nproc", "numfmt", "od", "paste", "pathchk", "pr",
+    "printenv", "printf", "pwd", "readlink", "realpath", "rm", "rmdir", "sed", "seq", "sh",
+    "sha1sum", "sha256sum", "sha512sum", "shuf", "sleep", "sort", "split", "stat", "stdbuf",
+    "sum", "sync", "tac", "tail", "tar", "tee", "test", "timeout", "touch", "tr", "true",
+    "truncate", "tsort", "tty", "uname", "unexpand", "uniq", "unlink", "wc", "which", "whoami",
+    "xargs", "yes", "zcat",
 )  # fmt: skip
 
 # Parts of the standard library that no sandboxed program needs: tests, windows, installers.
@@ -50,6 +52,7 @@ class Layer:
     versions: dict[str, str] = field(default_factory=dict)
 
 
+@cache
 def base() -> Layer:
     """What every image has: directories, accounts, small commands and Python."""
     layer = Layer()
