@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from typing import Any
 
+import container_engines
 import pytest
 
 from belljar.backends import registry
@@ -13,17 +15,32 @@ from belljar.backends.subprocess import SubprocessBackend
 from belljar.linux import probe
 from belljar.testing.conformance import BackendConformance
 
+# These run on an engine that the session starts. What they keep warm has tests of its own: a test
+# of the suite makes a new backend, and would only wait for containers that nobody uses.
+IN_CONTAINERS = ("docker", "gvisor")
+
 
 def suite_for(name: str) -> type[BackendConformance]:
     def make_backend(self: BackendConformance) -> Backend:
-        return registry.load(name)
+        return registry.load(name, pool=0)
+
+    def engine(self: BackendConformance, monkeypatch: pytest.MonkeyPatch) -> None:
+        session = container_engines.session("docker")
+        session.images("node", "bash", "data")
+        monkeypatch.setenv("DOCKER_HOST", session.host)
 
     title = f"Test{name.title().replace('_', '').replace('-', '')}"
-    return type(title, (BackendConformance,), {"make_backend": make_backend})
+    parts: dict[str, Any] = {"make_backend": make_backend}
+    if name in IN_CONTAINERS:
+        parts["engine"] = pytest.fixture(autouse=True)(engine)
+    return type(title, (BackendConformance,), parts)
 
 
 def absence(name: str) -> str:
     """Why the backend cannot run here; empty if it can."""
+    if name in IN_CONTAINERS:
+        lacking = "" if name == "docker" or shutil.which("runsc") else "runsc is not installed"
+        return container_engines.why_not("docker") or lacking
     backend = registry.load(name)
     found = backend.probe()
     backend.close()

@@ -12,15 +12,19 @@ from .base import Backend
 # The same lines stand in pyproject.toml's entry points. Reading installed metadata costs more than
 # a run does, so the names we ship are known here; `test_registry` keeps the two equal.
 BUILT_IN = {
+    "docker": "belljar.backends.docker:DockerBackend",
+    "gvisor": "belljar.backends.gvisor:GvisorBackend",
     "inprocess": "belljar.backends.inprocess:InProcessBackend",
     "jail": "belljar.backends.jail:JailBackend",
     "subprocess": "belljar.backends.subprocess:SubprocessBackend",
 }
 # `auto` tries these in order: the strongest that starts fast comes first.
-PREFERENCE: tuple[str, ...] = ("jail", "subprocess")
+# An engine is only asked for where there is no jail: to ask takes longer than a run.
+PREFERENCE: tuple[str, ...] = ("jail", "docker", "subprocess")
 if sys.platform != "linux":
     BUILT_IN["subprocess"] = "belljar.backends.portable:PortableBackend"
-    del BUILT_IN["jail"]
+    for _linux_only in ("docker", "gvisor", "jail"):
+        del BUILT_IN[_linux_only]
     PREFERENCE = ("subprocess",)
 GROUP = "belljar.backends"
 
