@@ -111,8 +111,7 @@ class Runner:
         self, code: str, context: Mapping[str, Any] | None = None, **overrides: Any
     ) -> Result:
         """Run one program; `overrides` are the keywords of `belljar.run`."""
-        with Cancel() as cancel:
-            return self._run(code, context, overrides, cancel)
+        return self._run(code, context, overrides, None)
 
     async def aexecute(
         self, code: str, context: Mapping[str, Any] | None = None, **overrides: Any
@@ -143,7 +142,7 @@ class Runner:
         code: str,
         context: Mapping[str, Any] | None,
         overrides: Mapping[str, Any],
-        cancel: Cancel,
+        cancel: Cancel | None,
     ) -> Result:
         if self._closed:
             raise RequestError("runner", "is closed")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from .backends import registry
-from .backends.base import Backend, Cancel, Plan, refuse_unless_held
+from .backends.base import Backend, Cancel, Plan, never, refuse_unless_held
 from .config import Settings, load
 from .errors import BackendUnavailable, BelljarError, PolicyUnenforceable
 from .events import Emit, Event, FanOut, RunFinished, RunStarted, Sink
@@ -74,11 +74,7 @@ class Engine:
             self._emit(event, emit)
 
         planned = time.monotonic()
-        if cancel is not None:
-            result = chosen.run(plan, forward, cancel)
-        else:
-            with Cancel() as never:
-                result = chosen.run(plan, forward, never)
+        result = chosen.run(plan, forward, cancel if cancel is not None else never())
         return self._tell(
             replace(
                 result,

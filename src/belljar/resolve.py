@@ -41,10 +41,12 @@ def resolve(
     mounts) is refused, because half a right is a broken program. None means "not asked".
     """
     ceiling = ceiling or Ceiling()
-    policy = level_policy(level)  # type: ignore[arg-type]
-    policy = _apply(policy, defaults or {}, explicit=False)
+    policy = level_policy(level)
+    if defaults:
+        policy = _apply(policy, defaults, explicit=False)
     asked = {k: wish for k, wish in wishes.items() if wish is not None or k not in POLICY_KEYS}
-    policy = _apply(policy, asked, explicit=True)
+    if asked:
+        policy = _apply(policy, asked, explicit=True)
 
     warnings: list[str] = []
     limits = policy.limits
@@ -79,7 +81,8 @@ def resolve(
                 f"{mode} {what!r} is past the operator's ceiling {ceiling.mounts!r}",
                 fix="ask the operator to raise ceiling.mounts",
             )
-    policy = replace(policy, limits=limits, min_isolation=floor)
+    if limits is not policy.limits or floor is not policy.min_isolation:
+        policy = replace(policy, limits=limits, min_isolation=floor)
     return Resolved(policy=policy, mounts=mounts, warnings=tuple(warnings))
 
 

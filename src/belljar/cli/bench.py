@@ -194,6 +194,8 @@ def _contenders(code: str, stack: ExitStack) -> Iterator[Line]:
     if shutil.which("bwrap"):
         wrapped = [*_BWRAP, *plain]
         yield Line(name="bubblewrap and python", once=lambda: _command(wrapped))
+    if (peer := _sandlock(plain)) is not None:
+        yield Line(name="sandlock and python", once=peer)
     for name, backend in (
         ("belljar subprocess", SubprocessBackend()),
         ("belljar jail, nothing parked", JailBackend(parked=0)),
@@ -201,6 +203,27 @@ def _contenders(code: str, stack: ExitStack) -> Iterator[Line]:
     ):
         if backend.probe().available:
             yield _sandboxed(name, backend, code, stack)
+
+
+def _sandlock(words: list[str]) -> Callable[[], None] | None:
+    """A peer from PyPI, where it is installed: Landlock and seccomp around a fresh process."""
+    try:
+        import sandlock  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    except ImportError:
+        return None
+    readable = [
+        path
+        for path in ("/usr", "/lib", "/lib64", "/bin", "/etc", sys.prefix, sys.base_prefix)
+        if os.path.exists(path)
+    ]
+    sandbox = sandlock.Sandbox(fs_readable=readable, fs_writable=["/tmp"])
+
+    def once() -> None:
+        result = sandbox.run(words)
+        if not result.success:
+            raise RuntimeError(f"sandlock: {result}")
+
+    return once
 
 
 def _sandboxed(name: str, backend: object, code: str, stack: ExitStack) -> Line:
