@@ -21,7 +21,7 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from belljar.docker_api import Api
@@ -203,9 +203,12 @@ def _require(programs: Iterable[str]) -> None:
 
 
 def kill_those_naming(directory: Path) -> None:
-    """Kill what an engine left running: only it has processes that name its private directory."""
+    """Kill what an engine left running: only it has processes that name its private directory, and
+    what runs in its containers descends from them."""
     deadline = time.monotonic() + STOP
-    while left := processes_naming(directory):
+    doomed: set[int] = set()
+    while left := [*with_descendants(processes_naming(directory)), *filter(is_alive, doomed)]:
+        doomed |= set(left)
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -222,6 +225,30 @@ def processes_naming(directory: Path) -> list[int]:
                 if os.fsencode(directory) in (entry / "cmdline").read_bytes():
                     found.append(int(entry.name))
     return found
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs: one that is dead and waits for its parent's attention does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+def with_descendants(pids: Iterable[int]) -> list[int]:
+    """`pids` and everything below them, the youngest generation first: parents cannot hand over."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry.name))
+    found, todo = [], list(pids)
+    while todo:
+        found += todo
+        todo = [child for pid in todo for child in children.get(pid, [])]
+    return list(dict.fromkeys(reversed(found)))
 
 
 def _expanded(patterns: Iterable[str]) -> list[Path]:
@@ -274,6 +301,11 @@ def session(name: str) -> Engine:
         engine.images("python")
         _running[name] = engine
     return _running[name]
+
+
+def at_end(callback: Callable[[], object]) -> None:
+    """Call this before the engines that run now are stopped."""
+    _endings.callback(callback)
 
 
 def stop_session() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import tempfile
@@ -12,7 +13,11 @@ import container_engines
 import pytest
 from container_engines import DockerEngine, Engine, PodmanEngine, PrivateEngine
 
-from belljar.images import names
+from belljar.images import archive, store
+from belljar.images.libraries import add_libraries
+from belljar.images.tree import Tree
+
+SMALL = "belljar-test/small:1"
 
 
 def lines_of(command: list[str]) -> list[str]:
@@ -46,16 +51,33 @@ def directory() -> Iterator[Path]:
         yield Path(made) / "engine"
 
 
-def run_in_container(engine: Engine, *command: str) -> int:
-    api = engine.api
+def load_small_image(engine: Engine) -> None:
+    """A shell and nothing else: these tests are about the engine."""
+    tree = Tree()
+    shell = os.path.realpath("/bin/bash")
+    tree.copy(shell, "bash")
+    tree.link("lib", "usr/lib")
+    tree.link("lib64", "usr/lib64")
+    add_libraries(tree, [shell])
+    layer = archive.pack(tree, io.BytesIO())
+    architecture = engine.api.json("GET", "/version")["Arch"]
+    config = archive.image_config(
+        [layer], architecture=architecture, created="2026-01-01T00:00:00Z", labels={}
+    )
+    store.load(engine.api, archive.docker_archive(SMALL, config, [layer]))
+
+
+def start(engine: Engine, program: str) -> str:
+    """A running container, by its id."""
     body = {
-        "Image": names.image_name("python"),
-        "Cmd": list(command),
+        "Image": SMALL,
+        "Cmd": ["/bash", "-c", program],
+        "OpenStdin": True,
         "HostConfig": {"NetworkMode": "none"},
     }
-    made = api.json("POST", "/containers/create", body=body)["Id"]
-    api.json("POST", f"/containers/{made}/start")
-    return int(api.json("POST", f"/containers/{made}/wait")["StatusCode"])
+    made = str(engine.api.json("POST", "/containers/create", body=body)["Id"])
+    engine.api.json("POST", f"/containers/{made}/start")
+    return made
 
 
 @pytest.mark.parametrize("kind", [DockerEngine, PodmanEngine])
@@ -66,13 +88,10 @@ def test_an_engine_runs_containers_and_leaves_nothing(
         pytest.skip(reason)
     before = outside(directory)
     with kind(directory) as engine:
-        engine.images("python")
-        assert run_in_container(engine, "python3", "-c", "raise SystemExit(7)") == 7
-        # One that is still running when the engine is stopped.
-        body = {"Image": names.image_name("python"), "Cmd": ["sleep", "600"],
-                "HostConfig": {"NetworkMode": "none"}}  # fmt: skip
-        made = engine.api.json("POST", "/containers/create", body=body)["Id"]
-        engine.api.json("POST", f"/containers/{made}/start")
+        load_small_image(engine)
+        ended = engine.api.json("POST", f"/containers/{start(engine, 'exit 7')}/wait")
+        assert ended["StatusCode"] == 7
+        start(engine, "read forever")  # still running when the engine is stopped
         assert container_engines.processes_naming(directory)
     assert container_engines.processes_naming(directory) == []
     assert not directory.exists()
@@ -84,10 +103,14 @@ def test_an_engine_that_was_killed_leaves_nothing_either(directory: Path) -> Non
         pytest.skip(reason)
     before = outside(directory)
     with DockerEngine(directory) as engine:
+        load_small_image(engine)
+        inside = engine.api.json("GET", f"/containers/{start(engine, 'read forever')}/json")
+        assert container_engines.is_alive(inside["State"]["Pid"])
         assert engine.process is not None
         engine.process.kill()
         engine.process.wait()
     assert container_engines.processes_naming(directory) == []
+    assert not container_engines.is_alive(inside["State"]["Pid"])
     assert outside(directory) == before
 
 
