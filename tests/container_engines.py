@@ -115,22 +115,33 @@ class PrivateEngine:
             time.sleep(0.05)  # it has no way to tell us
 
     def __exit__(self, *exc: object) -> None:
-        process = self.engine.process
-        assert process is not None
+        with contextlib.ExitStack() as last_to_first:  # each of them, whatever the others meet
+            last_to_first.callback(shutil.rmtree, self.directory)
+            last_to_first.callback(self._forget_habits)
+            last_to_first.callback(kill_those_naming, self.directory)
+            last_to_first.callback(self._stop)
+            last_to_first.callback(self._remove_containers)
+
+    def _remove_containers(self) -> None:
         with contextlib.suppress(BelljarError):
             for container in self.engine.api.json("GET", "/containers/json", {"all": "1"}):
                 self.engine.api.json("DELETE", f"/containers/{container['Id']}", {"force": "1"})
+
+    def _stop(self) -> None:
+        process = self.engine.process
+        assert process is not None
         process.terminate()
         try:
             process.wait(STOP)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        kill_those_naming(self.directory)
-        for path in _expanded((*self.habits, f"{_CGROUPS}/**/{self.cgroup}")):
+
+    def _forget_habits(self) -> None:
+        groups = (f"{_CGROUPS}/{self.cgroup}", f"{_CGROUPS}/*/{self.cgroup}")
+        for path in _expanded((*self.habits, *groups)):
             if path not in self._foreign:
                 _remove(path)
-        shutil.rmtree(self.directory)
 
 
 class DockerEngine(PrivateEngine):
