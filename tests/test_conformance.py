@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from typing import Any
 
-import container_engines
+import container_backends
 import pytest
+from container_backends import ContainerConformance
 
 from belljar.backends import registry
 from belljar.backends.base import Backend
@@ -15,32 +15,22 @@ from belljar.backends.subprocess import SubprocessBackend
 from belljar.linux import probe
 from belljar.testing.conformance import BackendConformance
 
-# These run on an engine that the session starts. What they keep warm has tests of its own: a test
-# of the suite makes a new backend, and would only wait for containers that nobody uses.
-IN_CONTAINERS = ("docker", "gvisor")
-
 
 def suite_for(name: str) -> type[BackendConformance]:
-    def make_backend(self: BackendConformance) -> Backend:
-        return registry.load(name, pool=0)
-
-    def engine(self: BackendConformance, monkeypatch: pytest.MonkeyPatch) -> None:
-        session = container_engines.session("docker")
-        session.images("node", "bash", "data")
-        monkeypatch.setenv("DOCKER_HOST", session.host)
-
     title = f"Test{name.title().replace('_', '').replace('-', '')}"
-    parts: dict[str, Any] = {"make_backend": make_backend}
-    if name in IN_CONTAINERS:
-        parts["engine"] = pytest.fixture(autouse=True)(engine)
-    return type(title, (BackendConformance,), parts)
+    if name in container_backends.KINDS:
+        return type(title, (ContainerConformance,), {"backend_name": name})
+
+    def make_backend(self: BackendConformance) -> Backend:
+        return registry.load(name)
+
+    return type(title, (BackendConformance,), {"make_backend": make_backend})
 
 
 def absence(name: str) -> str:
     """Why the backend cannot run here; empty if it can."""
-    if name in IN_CONTAINERS:
-        lacking = "" if name == "docker" or shutil.which("runsc") else "runsc is not installed"
-        return container_engines.why_not("docker") or lacking
+    if name in container_backends.KINDS:
+        return container_backends.why_not(name)
     backend = registry.load(name)
     found = backend.probe()
     backend.close()
@@ -64,6 +54,12 @@ def without(**lacking: Any) -> type[SubprocessBackend]:
             super().__init__(disable=disable, facts=replace(probe.facts(), **lacking))
 
     return Poorer
+
+
+if not container_backends.why_not("docker", "podman"):
+
+    class TestPodman(ContainerConformance):
+        engine_name = "podman"
 
 
 NO_NAMESPACES = {"userns": False, "userns_problem": "test"}

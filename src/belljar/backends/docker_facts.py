@@ -43,14 +43,31 @@ class EngineFacts:
 def ask(api: Api) -> EngineFacts:
     """The facts of the engine behind `api`. Raises what `Api.json` raises."""
     info, version = api.json("GET", "/info"), api.json("GET", "/version")
-    podman = any("podman" in part.get("Name", "").lower() for part in _list(version, "Components"))
+    podman, rootless = _is_podman(version), _is_rootless(info)
+    return read(
+        api.path,
+        info,
+        version,
+        controllers=_controllers(api) if podman and rootless else None,
+        bridge=_has_bridge(api, podman),
+    )
+
+
+def read(
+    socket: str,
+    info: dict[str, Any],
+    version: dict[str, Any],
+    *,
+    controllers: tuple[str, ...] | None,
+    bridge: bool,
+) -> EngineFacts:
+    """The facts in an engine's own words; `controllers` is what a rootless one may use."""
+    podman, rootless = _is_podman(version), _is_rootless(info)
     security = " ".join(_list(info, "SecurityOptions"))
-    rootless = bool(info.get("Rootless")) or "name=rootless" in security
     cgroup_version = 2 if str(info.get("CgroupVersion")) == "2" else 1
     # A rootless Podman says that it can limit what the kernel can limit; without cgroup version 2
     # and a delegated controller it starts the container anyway, without limits, and only warns.
     hollow = str(info.get("CgroupDriver")) == "none" or (rootless and cgroup_version == 1)
-    controllers = _controllers(api) if podman and rootless else None
 
     def limits(flag: str, controller: str) -> bool:
         if hollow or (controllers is not None and controller not in controllers):
@@ -58,7 +75,7 @@ def ask(api: Api) -> EngineFacts:
         return bool(info.get(flag, True))
 
     return EngineFacts(
-        socket=api.path,
+        socket=socket,
         name=f"{'Podman' if podman else 'Docker'} {info.get('ServerVersion', '')}".strip(),
         podman=podman,
         rootless=rootless,
@@ -71,9 +88,17 @@ def ask(api: Api) -> EngineFacts:
         pids=limits("PidsLimit", "pids"),
         seccomp="name=seccomp" in security,
         cores=int(info.get("NCPU") or 1),
-        bridge=_has_bridge(api, podman),
+        bridge=bridge,
         runtimes=tuple(sorted(info.get("Runtimes") or {})),
     )
+
+
+def _is_podman(version: dict[str, Any]) -> bool:
+    return any("podman" in part.get("Name", "").lower() for part in _list(version, "Components"))
+
+
+def _is_rootless(info: dict[str, Any]) -> bool:
+    return bool(info.get("Rootless")) or "name=rootless" in " ".join(_list(info, "SecurityOptions"))
 
 
 def _list(answer: dict[str, Any], key: str) -> list[Any]:
