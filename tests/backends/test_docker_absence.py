@@ -171,10 +171,13 @@ def dies_in_mid_run(bench: Bench, session: ContainerEngine, fragile: DockerEngin
     assert gone.value.partial.stdout == "so far\n"
     with pytest.raises(BelljarError):  # and as long as it is away, that is said
         bench.run("1")
-    kill_those_naming(fragile.directory)  # its helper, which lives in the old one's namespace
-    session.process = subprocess.Popen(
-        process.args, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    # Its helper lives in the old one's namespace; and nobody may have buried it yet.
+    kill_those_naming(fragile.directory)
+    (fragile.directory / "exec" / "containerd" / "containerd.pid").unlink(missing_ok=True)
+    with (fragile.directory / "log").open("ab") as log:
+        session.process = subprocess.Popen(
+            process.args, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
     fragile._wait()
     assert bench.run("1 + 1").value == 2
     assert session.api.json("GET", "/containers/json", {"all": "1"}) == []
