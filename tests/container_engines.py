@@ -299,7 +299,7 @@ def why_not(name: str) -> str:
 def session(name: str) -> Engine:
     """This session's engine, `docker` or `podman`, with the python image in it.
 
-    BELLJAR_TEST_DOCKER_HOST and BELLJAR_TEST_PODMAN_HOST name one that runs already and stays.
+    TEST_DOCKER_HOST and TEST_PODMAN_HOST name one that runs already and stays.
     """
     if name not in _running:
         if given := _given(name):
@@ -326,4 +326,4 @@ def stop_session() -> None:
 
 
 def _given(name: str) -> str | None:
-    return os.environ.get(f"BELLJAR_TEST_{name.upper()}_HOST")
+    return os.environ.get(f"TEST_{name.upper()}_HOST")

@@ -118,7 +118,7 @@ def test_a_missing_program_is_a_reason_and_not_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("BELLJAR_TEST_DOCKER_HOST", raising=False)
+    monkeypatch.delenv("TEST_DOCKER_HOST", raising=False)
     assert "dockerd is not installed" in container_engines.why_not("docker")
     with pytest.raises(container_engines.CannotHave, match="not installed"):
         DockerEngine(tmp_path / "engine").__enter__()

@@ -190,6 +190,9 @@ class DockerBackend:
                 self._forget_engine()
                 raise
             gone = time.monotonic()
+            if self.gvisor and spec.guarded:
+                since = time.time() - (gone - began) - 1
+                warnings += protect.strip_set_id(spec.guarded, since)
             result = outcome.of(
                 plan,
                 Ending(

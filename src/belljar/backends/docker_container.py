@@ -16,6 +16,7 @@ from ..images import names
 from . import agent_link
 from .docker_facts import EngineFacts
 from .docker_plan import Shape, container
+from .docker_usage import HostGroup
 
 OWNER, DEADLINE, RUNTIME = "dev.belljar.owner", "dev.belljar.deadline", "dev.belljar.runtime"
 _START_SECONDS = 60.0
@@ -48,10 +49,14 @@ class Container:
         self.id = self._create(body, facts)
         self.socket: socket.socket | None = None
         self.incoming = agent_link.Incoming()
+        self.group: HostGroup | None = None
         try:
             attached = api.attach(self.id)
             self.socket = attached.socket
             self._start()
+            if shape.runtime is not None:
+                state = api.json("GET", f"/containers/{self.id}/json")["State"]
+                self.group = HostGroup(int(state["Pid"]))
             self.socket.settimeout(_START_SECONDS)
             self._greet(attached.early)
             self.socket.settimeout(None)

@@ -134,7 +134,6 @@ class Pool:
                 while job is None:
                     if self._closed:
                         return
-                    self._changed.notify_all()
                     self._changed.wait(self._until_next())
                     job = self._next_job()
             job()

@@ -85,6 +85,10 @@ class AgentWatch:
         self._began = self._deadline = 0.0
         self._ended = 0.0
         self._killed = 0.0
+        # Where the agent cannot see what it costs, it is read from outside.
+        self._group = container.group
+        self._cpu_before = container.group.cpu() if container.group is not None else None
+        self._outside: tuple[float | None, int | None] = (None, None)
 
     def until_gone(self) -> Told:
         """What became of the program; BackendFailed if the sandbox itself broke."""
@@ -189,6 +193,8 @@ class AgentWatch:
             self._exit = _fields(payload)
             self._ended = time.monotonic()
             self._deadline = self._ended + _COLLECT_SECONDS
+            if self._group is not None:
+                self._outside = self._group.cpu(), self._group.peak_memory()
         elif kind == agent.LISTED:
             self._listed(_fields(payload))
         elif kind == agent.DATA:
@@ -272,12 +278,17 @@ class AgentWatch:
         status = told.get("status")
         if type(status) is not int or not 0 <= status <= 0xFFFF:
             raise self._failure("the agent reported no exit status")
+        cpu, peak = _number(told, "cpu"), _whole(told, "peak")
+        if self._group is not None:
+            after, peak = self._outside
+            before = self._cpu_before
+            cpu = None if after is None or before is None else max(0.0, after - before)
         return Told(
             wait_status=status,
             started=self._began,
             ended=ended,
-            cpu=_number(told, "cpu"),
-            peak_memory=_whole(told, "peak"),
+            cpu=cpu,
+            peak_memory=peak,
             oom_kills=_whole(told, "oom_kills") or 0,
             forks_refused=_whole(told, "forks_refused"),
             kill_seconds=kill,

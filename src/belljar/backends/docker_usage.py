@@ -1,0 +1,59 @@
+"""What a container used up, read on the host from its control group: for what cannot see it inside.
+
+gVisor's own counts are of its guest's tasks, not of what the host spent on them.
+"""
+
+from __future__ import annotations
+
+import os
+
+_ROOT = "/sys/fs/cgroup"
+_CPU = ("cpuacct/{}/cpuacct.usage", "cpu,cpuacct/{}/cpuacct.usage")
+_PEAK = ("memory/{}/memory.max_usage_in_bytes",)
+
+
+class HostGroup:
+    """The control group of process `pid`; reads None where this host cannot see it."""
+
+    def __init__(self, pid: int) -> None:
+        groups: dict[str, str] = {}
+        for line in _text(f"/proc/{pid}/cgroup").splitlines():
+            _, names, path = line.split(":", 2)
+            groups |= {name: path.strip("/") for name in names.split(",")}
+        # Version 2 has one group for everything, without a name; beside version 1 it is empty.
+        only = groups.get("") if "memory" not in groups else None
+        self._unified = os.path.join(_ROOT, only) if only else ""
+        self._paths = groups
+
+    def cpu(self) -> float | None:
+        """Seconds of processor time since the container began."""
+        if self._unified:
+            for line in _text(f"{self._unified}/cpu.stat").splitlines():
+                word, _, value = line.partition(" ")
+                if word == "usage_usec":
+                    return int(value) / 1e6
+            return None
+        used = self._first(_CPU, "cpuacct")
+        return None if used is None else used / 1e9
+
+    def peak_memory(self) -> int | None:
+        if self._unified:
+            text = _text(f"{self._unified}/memory.peak").strip()
+            return int(text) if text.isdigit() else None
+        return self._first(_PEAK, "memory")
+
+    def _first(self, patterns: tuple[str, ...], controller: str) -> int | None:
+        group = self._paths.get(controller)
+        for pattern in patterns if group else ():
+            text = _text(os.path.join(_ROOT, pattern.format(group))).strip()
+            if text.isdigit():
+                return int(text)
+        return None
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:
+        return ""
