@@ -18,9 +18,12 @@ import pytest
 
 import belljar
 from belljar.backends import registry
-from belljar.testing.hostile import snapshot
+from belljar.policy import Isolation
+from belljar.testing import FakeBackend, hostile
+from belljar.testing.hostile import Verdict, snapshot
 from belljar.testing.hostile.private import private_directory
 from belljar.testing.hostile.world import subreaper
+from belljar.types import Request, Result, Status
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 
@@ -99,9 +102,12 @@ def groups_of(pid: int) -> list[str]:
 # processes each of them is in the middle of its work.
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("case", "enough"), [("pr-008-double-stop-tree", 8), ("cp-004-procs-cpu-share", 11)]
+    ("number", "code", "case", "enough"),
+    [
+        (signal.SIGTERM, 143, "pr-008-double-stop-tree", 8),
+        (signal.SIGINT, 130, "cp-004-procs-cpu-share", 11),
+    ],
 )
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("backend", process_backends())
 def test_a_signal_ends_it_and_nothing_is_left(
     start: Start,
@@ -182,3 +188,40 @@ def test_a_temporary_directory_with_a_long_name_is_no_obstacle(
         assert tempfile.gettempdir() == os.environ["TMPDIR"] == str(own)
     assert not own.exists()
     assert tempfile.gettempdir() == str(deep)
+
+
+@pytest.mark.parametrize(
+    ("mounts", "verdict"),
+    [
+        (["/var/lib/engine/x"] * 3, Verdict.HELD),  # somebody works deep in a directory of theirs
+        (["/mnt"], Verdict.HELD),  # somebody's, once: it is not there again
+        (["/mnt"] * 3, Verdict.BREACHED),
+        (["/tmp/belljar-1-x/work/m"], Verdict.BREACHED),
+    ],
+)
+def test_a_mount_of_another_program_is_not_ours_unless_it_comes_again(
+    monkeypatch: pytest.MonkeyPatch, mounts: list[str], verdict: Verdict
+) -> None:
+    suite = hostile.load()
+    there: list[str] = ["1 0 0:1 / / rw - ext4 disk rw"]
+    read = snapshot._lines
+
+    def lines(path: str) -> list[str]:
+        return list(there) if path.endswith("mountinfo") else read(path)
+
+    monkeypatch.setattr(snapshot, "_lines", lines)
+    waiting = list(mounts)
+
+    def respond(request: Request) -> Result:
+        if request.code == "print(2+2)":
+            return Result(status=Status.SUCCESS, exit_code=0, stdout="4\n")
+        for where in waiting[:1]:
+            there.append(f"{len(waiting) + 70} 1 0:9 / {where} rw - tmpfs none rw")
+        waiting[:1] = []
+        return Result(status=Status.SUCCESS, exit_code=0, stdout="R:HELD\n")
+
+    case = suite["se-005-metadata-files"]
+    backend = FakeBackend(respond, isolation=Isolation.PROCESS)
+    with hostile.World(suite) as world, hostile.EngineSubject(backend) as subject:
+        (outcome,) = hostile.Runner(suite, subject, world, patience=0.0).run([case])
+    assert outcome.verdict is verdict

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from .. import languages
 from ..policy import Policy
 from ..types import Enforcement, Request
 from . import protect
@@ -28,6 +29,12 @@ def enforcement(
         report["fuel"] = absent("a process has no fuel; the wasm backend counts it")
     if policy.modules.active:
         report["modules"] = best_effort("import lint before the run; a lint, not a boundary")
+    if not request.command and languages.of(request).seccomp != "default":
+        report["seccomp"] = (
+            enforced("the strict profile: no sockets, no memory files, no changed affinity")
+            if "seccomp" in active
+            else absent("no seccomp")
+        )
     return report
 
 

@@ -12,19 +12,26 @@ from .base import Backend
 # The same lines stand in pyproject.toml's entry points. Reading installed metadata costs more than
 # a run does, so the names we ship are known here; `test_registry` keeps the two equal.
 BUILT_IN = {
+    "bubblewrap": "belljar.backends.bubblewrap:BubblewrapBackend",
     "docker": "belljar.backends.docker:DockerBackend",
+    "firejail": "belljar.backends.firejail:FirejailBackend",
     "gvisor": "belljar.backends.gvisor:GvisorBackend",
     "inprocess": "belljar.backends.inprocess:InProcessBackend",
     "jail": "belljar.backends.jail:JailBackend",
+    "landlock": "belljar.backends.landlock:LandlockBackend",
+    "nsjail": "belljar.backends.nsjail:NsjailBackend",
     "subprocess": "belljar.backends.subprocess:SubprocessBackend",
 }
-# `auto` tries these in order: the strongest that starts fast comes first.
-# An engine is only asked for where there is no jail: to ask takes longer than a run.
-PREFERENCE: tuple[str, ...] = ("jail", "docker", "subprocess")
+# `auto` tries these in order: the strongest that starts fast comes first. A set-uid bubblewrap or
+# firejail makes jails where users have no namespaces of their own. An engine is only asked for
+# where there is no jail: to ask takes longer than a run.
+PREFERENCE: tuple[str, ...] = (
+    "jail", "bubblewrap", "firejail", "docker", "landlock", "subprocess",
+)  # fmt: skip
 if sys.platform != "linux":
     BUILT_IN["subprocess"] = "belljar.backends.portable:PortableBackend"
-    for _linux_only in ("docker", "gvisor", "jail"):
-        del BUILT_IN[_linux_only]
+    for _name in ("bubblewrap", "docker", "firejail", "gvisor", "jail", "landlock", "nsjail"):
+        del BUILT_IN[_name]
     PREFERENCE = ("subprocess",)
 GROUP = "belljar.backends"
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Any
 
 from .arguments import UsageError, add_common
 from .failures import print_json
@@ -196,13 +197,14 @@ def _contenders(code: str, stack: ExitStack) -> Iterator[Line]:
         yield Line(name="bubblewrap and python", once=lambda: _command(wrapped))
     if (peer := _sandlock(plain)) is not None:
         yield Line(name="sandlock and python", once=peer)
-    for name, backend in (
-        ("belljar subprocess", SubprocessBackend()),
-        ("belljar jail, nothing parked", JailBackend(parked=0)),
-        ("belljar jail", JailBackend()),
+    for name, backend, settle in (
+        ("belljar subprocess", SubprocessBackend(), "now"),
+        ("belljar jail, nothing parked", JailBackend(parked=0), "now"),
+        ("belljar jail, settled later", JailBackend(), "later"),
+        ("belljar jail", JailBackend(), "now"),
     ):
         if backend.probe().available:
-            yield _sandboxed(name, backend, code, stack)
+            yield _sandboxed(name, backend, code, stack, settle)
 
 
 def _sandlock(words: list[str]) -> Callable[[], None] | None:
@@ -226,7 +228,9 @@ def _sandlock(words: list[str]) -> Callable[[], None] | None:
     return once
 
 
-def _sandboxed(name: str, backend: object, code: str, stack: ExitStack) -> Line:
+def _sandboxed(
+    name: str, backend: object, code: str, stack: ExitStack, settle: Any = "now"
+) -> Line:
     from ..config import Settings
     from ..engine import Engine
     from ..types import Request
@@ -237,7 +241,7 @@ def _sandboxed(name: str, backend: object, code: str, stack: ExitStack) -> Line:
     line = Line(name=name, once=lambda: None)
 
     def once() -> None:
-        result = engine.run(Request(code=code), wishes={"modules": "any"})
+        result = engine.run(Request(code=code, settle=settle), wishes={"modules": "any"})
         if not result.success:
             raise RuntimeError(f"{name}: {result.status} {result.stderr}")
         for phase, seconds in result.timings.items():

@@ -57,14 +57,14 @@ def examine(
             case for case in cases if claimed(case, subject.klass) and missing_surface(case) is None
         )
         fired = layers = None
-        if controls:
+        if controls and promised:
             fired = run_controls(
                 suite,
                 promised,
                 klass=subject.klass,
                 on_case=lambda case: progress(f"control {case.id}"),
             )
-        if ablation:
+        if ablation and promised:
             layers = ablate(
                 suite,
                 subject.backend,

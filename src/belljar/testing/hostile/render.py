@@ -87,7 +87,7 @@ def _overview(cards: Sequence[Data]) -> Iterable[str]:
 
 
 def _share(found: Data | None, part: str, whole: str) -> str:
-    return f"{found[part]} of {found[whole]}" if found else ""
+    return f"{found[part]} of {found[whole]}" if found and found[whole] else ""
 
 
 def _needed(layers: Sequence[Data] | None) -> str:
@@ -150,7 +150,7 @@ def _details(card: Data) -> Iterable[Block]:
 
 def _controls(card: Data) -> Iterable[Block]:
     told = card["controls"]
-    if told is None:
+    if not told or not told["of"]:
         return
     few = "" if told["fired"] >= ENOUGH * told["of"] else f": fewer than {ENOUGH:.0%}"
     silent = [arm for arm in told["arms"] if not arm["fired"]]

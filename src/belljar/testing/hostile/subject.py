@@ -107,8 +107,8 @@ class Subject(Protocol):
 
 
 def class_of(isolation: Isolation) -> str:
-    """The case file's word for a rung of the ladder. `landlock` promises no more than `process`."""
-    return {"none": "inproc", "landlock": "process"}.get(isolation.value, isolation.value)
+    """The case file's word for a rung of the ladder."""
+    return {"none": "inproc"}.get(isolation.value, isolation.value)
 
 
 def level_for(isolation: Isolation) -> str:

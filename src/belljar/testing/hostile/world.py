@@ -178,7 +178,7 @@ class Stage:
             "CONTROL_TOKEN": world.server_token,
             "CONTROL_TOKEN_REV": world.server_token[::-1],
             "ABS": heard.abstract,
-            "EXPECT_NONROOT": str(klass != "process" or os.geteuid() != 0),
+            "EXPECT_NONROOT": str(klass not in ("process", "landlock") or os.geteuid() != 0),
         }
 
     def remove(self) -> None:
