@@ -65,7 +65,9 @@ def planned(
 
 
 def ordered(spec: docker_plan.Spec, facts: EngineFacts = FACTS) -> dict[str, Any]:
-    return docker_plan.container(spec.shape, facts, {}, ["python3"], "PROFILE")
+    return docker_plan.container(
+        spec.shape, facts, {}, ["python3"], seccomp="PROFILE", empty="/empty"
+    )
 
 
 def test_a_container_is_ordered_with_everything_closed() -> None:
@@ -188,6 +190,28 @@ def test_a_mount_that_shows_the_engine_s_socket_is_refused(tmp_path: Path) -> No
         assert plan_with(DockerBackend(), request)["mounts"] == "absent", source
     control = Request(code="1", mounts=(Mount(str(tmp_path), "shown", "ro"),))
     assert plan_with(DockerBackend(), control)["mounts"] == "enforced"
+
+
+def test_what_is_hidden_is_covered_by_something_empty(tmp_path: Path) -> None:
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "key").write_text("secret")
+    policy = level_policy("strict")
+    hidden = (str(tmp_path / "secret"), str(tmp_path / "key"))
+    policy = replace(policy, filesystem=replace(policy.filesystem, hidden=hidden))
+    request = Request(code="1", mounts=(Mount(str(tmp_path), "shown", "ro"),))
+    mounts = ordered(planned(request, policy))["HostConfig"]["Mounts"]
+    assert [(each["Source"], each["Target"], each["ReadOnly"]) for each in mounts] == [
+        (str(tmp_path), "/sandbox/shown", True),
+        ("/empty", "/sandbox/shown/secret", True),
+        ("/dev/null", "/sandbox/shown/key", True),
+    ]
+
+
+def test_a_podman_has_no_large_place_to_write_to() -> None:
+    podman = replace(FACTS, podman=True)
+    places = ordered(planned(facts=podman), podman)["HostConfig"]["Tmpfs"]
+    assert {"/run", "/var/tmp"} <= set(places)
+    assert all("size=" in options for options in places.values())
 
 
 def test_processes_are_refused_by_gvisor_only_if_they_are_asked_for() -> None:

@@ -90,8 +90,8 @@ class DockerBackend:
         self._swept = False
         self._closed = False
         self._lock = threading.Lock()
-        self._profile: weakref.finalize[..., object] | None = None
-        self._profile_path = ""
+        self._own: weakref.finalize[..., object] | None = None
+        self._directory = ""
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -236,8 +236,9 @@ class DockerBackend:
         if self._pool is not None:
             self._unremoved += self._pool.close()
         self._retry_removals()
-        if self._profile is not None:
-            self._profile()
+        if self._own is not None:
+            self._own()
+            self._directory = ""
 
     # The engine.
 
@@ -285,8 +286,15 @@ class DockerBackend:
         try:
             api, facts = self._engine()
             longest = max(timeout, LONGEST_RUN)
-            profile = self._seccomp(facts)
-            return Container(api, facts, shape, profile, idle=self.idle, longest=longest)
+            return Container(
+                api,
+                facts,
+                shape,
+                self._seccomp(facts),
+                empty=self._empty() if any(not source for source, _, _ in shape.binds) else "",
+                idle=self.idle,
+                longest=longest,
+            )
         except (BackendFailed, BackendUnavailable):
             self._forget_engine()
             raise
@@ -299,15 +307,28 @@ class DockerBackend:
             return ""
         if not facts.podman:
             return profile(facts.machine)
+        path = os.path.join(self._private(), "seccomp.json")
         with self._lock:
-            if not self._profile_path:
-                fd, self._profile_path = tempfile.mkstemp(
-                    prefix=f"belljar-{os.getpid()}-", suffix=".json"
-                )
-                with open(fd, "w") as file:
+            if not os.path.exists(path):
+                with open(f"{path}.new", "w") as file:
                     file.write(profile(facts.machine))
-                self._profile = weakref.finalize(self, _unlink, self._profile_path)
-            return self._profile_path
+                os.rename(f"{path}.new", path)
+        return path
+
+    def _empty(self) -> str:
+        """A directory with nothing in it, which nobody but root may enter."""
+        path = os.path.join(self._private(), "empty")
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o000)
+        return path
+
+    def _private(self) -> str:
+        """A directory of our own for what an engine wants to have as a file."""
+        with self._lock:
+            if not self._directory:
+                self._directory = tempfile.mkdtemp(prefix=f"belljar-{os.getpid()}-")
+                self._own = weakref.finalize(self, collect.remove_tree, self._directory)
+            return self._directory
 
     # What is kept, and what is given back.
 
@@ -353,11 +374,6 @@ class DockerBackend:
             except BelljarError:
                 self._unremoved.append(id)
                 return
-
-
-def _unlink(path: str) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(path)
 
 
 def _start_packets(request: Request, spec: Spec, timeout: float) -> tuple[list[bytes], bytes]:

@@ -35,6 +35,7 @@ class Container:
         shape: Shape,
         seccomp: str,
         *,
+        empty: str = "",
         idle: float,
         longest: float = LONGEST_RUN,
     ) -> None:
@@ -45,7 +46,8 @@ class Container:
             DEADLINE: str(int(time.time() + idle + longest + 120)),
             RUNTIME: shape.runtime or "",
         }
-        body = container(shape, facts, labels, agent_link.command(idle), seccomp)
+        command = agent_link.command(idle)
+        body = container(shape, facts, labels, command, seccomp=seccomp, empty=empty)
         self.id = self._create(body, facts)
         self.socket: socket.socket | None = None
         self.incoming = agent_link.Incoming()

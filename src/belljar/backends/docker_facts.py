@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +42,23 @@ class EngineFacts:
 
 
 def ask(api: Api) -> EngineFacts:
-    """The facts of the engine behind `api`. Raises what `Api.json` raises."""
+    """The facts of the engine behind `api`. Raises what `Api.json` raises.
+
+    Asked once for every life of an engine, which makes its socket anew: Podman takes its time.
+    """
+    socket = os.stat(api.path)
+    life = (api.path, socket.st_dev, socket.st_ino, socket.st_ctime_ns)
+    found = _known.get(life)
+    if found is None:
+        _known.clear()
+        found = _known[life] = _ask(api)
+    return found
+
+
+_known: dict[tuple[str, int, int, int], EngineFacts] = {}
+
+
+def _ask(api: Api) -> EngineFacts:
     info, version = api.json("GET", "/info"), api.json("GET", "/version")
     podman, rootless = _is_podman(version), _is_rootless(info)
     return read(

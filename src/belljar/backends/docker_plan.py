@@ -175,9 +175,17 @@ def scratch(disk: int) -> tuple[tuple[str, int], ...]:
 
 
 def container(
-    shape: Shape, facts: EngineFacts, labels: dict[str, str], command: list[str], seccomp: str
+    shape: Shape,
+    facts: EngineFacts,
+    labels: dict[str, str],
+    command: list[str],
+    *,
+    seccomp: str,
+    empty: str,
 ) -> dict[str, Any]:
-    """The body of `POST /containers/create`. `seccomp` is a profile's text or its path."""
+    """The body of `POST /containers/create`. `seccomp` is a profile's text or its path, `empty` a
+    directory of the host that covers what is hidden: a memory file system would be filled with what
+    it covers by Podman."""
     on = frozenset(shape.layers)
     uid, gid = shape.owner or _fresh_id(facts)
     if "user" not in on:
@@ -190,8 +198,11 @@ def container(
     host: dict[str, Any] = {
         "NetworkMode": shape.network,
         "ReadonlyRootfs": "read_only_root" in on,
-        "Tmpfs": {place: _tmpfs(place, size, facts, uid, gid) for place, size in shape.scratch},
-        "Mounts": [_mount(*bind) for bind in shape.binds],
+        "Tmpfs": {
+            place: _tmpfs(place, size, facts, uid, gid)
+            for place, size in (*shape.scratch, *(_PODMAN_SCRATCH if facts.podman else ()))
+        },
+        "Mounts": [_mount(source or empty, place, how) for source, place, how in shape.binds],
         "SecurityOpt": security,
         "CapDrop": ["ALL"] if "capabilities" in on else [],
         "CapAdd": [] if "capabilities" in on else ["ALL"],
@@ -247,10 +258,6 @@ def _tmpfs(place: str, size: int, facts: EngineFacts, uid: int, gid: int) -> str
 
 
 def _mount(source: str, target: str, mode: str) -> dict[str, Any]:
-    if mode == "hide" and not source:
-        # A file system of one page, which nobody may enter.
-        options = {"SizeBytes": 4096, "Mode": 0o000}
-        return {"Type": "tmpfs", "Target": target, "ReadOnly": True, "TmpfsOptions": options}
     return {
         "Type": "bind",
         "Source": source,
