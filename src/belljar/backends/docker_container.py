@@ -21,6 +21,7 @@ from .docker_usage import HostGroup
 OWNER, DEADLINE, RUNTIME = "dev.belljar.owner", "dev.belljar.deadline", "dev.belljar.runtime"
 _START_SECONDS = 60.0
 _REMOVE_TRIES = 5
+_OOM_TRIES = 6
 # No run of a container that waited may take longer: its deadline is written before it is known.
 LONGEST_RUN = 3600.0
 
@@ -130,9 +131,17 @@ class Container:
 
     def ended(self, timeout: float = 30.0) -> tuple[int, bool]:
         """(exit code, killed for want of memory), in the engine's words, once it has ended."""
+        # The group goes with the container; and what became of it the engine may learn later than
+        # that it ended.
+        oom = self.group is not None and self.group.oom_kills() > 0
         self.api.json("POST", f"/containers/{self.id}/wait", timeout=timeout)
-        state = self.api.json("GET", f"/containers/{self.id}/json")["State"]
-        return int(state.get("ExitCode", 0)), bool(state.get("OOMKilled"))
+        for attempt in range(_OOM_TRIES):
+            state = self.api.json("GET", f"/containers/{self.id}/json")["State"]
+            code, oom = int(state.get("ExitCode", 0)), oom or bool(state.get("OOMKilled"))
+            if oom or code != 137:
+                break
+            time.sleep(0.05 * attempt)
+        return code, oom
 
     def close(self) -> None:
         """Hang up; the agent ends when it notices."""

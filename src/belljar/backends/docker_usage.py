@@ -28,13 +28,17 @@ class HostGroup:
     def cpu(self) -> float | None:
         """Seconds of processor time since the container began."""
         if self._unified:
-            for line in _text(f"{self._unified}/cpu.stat").splitlines():
-                word, _, value = line.partition(" ")
-                if word == "usage_usec":
-                    return int(value) / 1e6
-            return None
+            spent = _line(f"{self._unified}/cpu.stat", "usage_usec")
+            return spent / 1e6 if spent else None
         used = self._first(_CPU, "cpuacct")
         return None if used is None else used / 1e9
+
+    def oom_kills(self) -> int:
+        """How often the kernel killed a member for want of memory, while the group is there."""
+        if self._unified:
+            return _line(f"{self._unified}/memory.events", "oom_kill")
+        group = self._paths.get("memory", "")
+        return _line(f"{_ROOT}/memory/{group}/memory.oom_control", "oom_kill")
 
     def peak_memory(self) -> int | None:
         if self._unified:
@@ -49,6 +53,14 @@ class HostGroup:
             if text.isdigit():
                 return int(text)
         return None
+
+
+def _line(path: str, key: str) -> int:
+    for line in _text(path).splitlines():
+        word, _, value = line.partition(" ")
+        if word == key:
+            return int(value)
+    return 0
 
 
 def _text(path: str) -> str:

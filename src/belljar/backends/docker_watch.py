@@ -303,9 +303,9 @@ class AgentWatch:
                 f"the engine went away in mid-run: {error.message}", error.fix
             ) from error
         lost = "the sandbox was killed whole: its files are lost"
-        if self.reason or oom or code == 137:
+        if self.reason or oom or code > 128:
             return Told(
-                wait_status=9,
+                wait_status=9 if self.reason or oom else code - 128,
                 started=self._began,
                 ended=ended,
                 oom_kills=int(oom),

@@ -8,6 +8,7 @@ Everything is as in `docker.py`, with these differences, all of them gVisor's:
 - Memory is the whole sandbox's. Past it the kernel kills the sentry and everything in it, and files
   are lost; RLIMIT_DATA makes most programs see a MemoryError before that.
 - What a program made set-id in a writable mount loses those bits after the run, not at once.
+- A program can kill pid 1, and so its whole sandbox: the run is then `killed`.
 - The network is gVisor's own and ends at its loopback; `network=any` is refused.
 """
 

@@ -55,7 +55,8 @@ class Left(Exception):
 
 def main(idle: float) -> None:
     """Serve one program. Returns only in the child that is to be the program's interpreter."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # As pid 1 we would get none of them; but gVisor gives pid 1 what it gives everybody.
+    _handle_all(signal.SIG_IGN)
     sealed = _seal(False)
     host = Host()
     try:
@@ -386,19 +387,25 @@ def _be_guest(start: dict[str, Any], own: tuple[int, ...], executable: str) -> N
         hard = resource.getrlimit(number)[1]
         least = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(number, (least, least))
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    _handle_all(signal.SIG_DFL)
     env = {**os.environ, **start["env"]}
     env.pop("HOSTNAME", None)
     if executable:
         _execute(executable, start["argv"], env)
     os.environ.clear()
     os.environ.update(env)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # as Python has it
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def _handle_all(how: signal.Handlers) -> None:
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
+        signal.signal(number, how)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
 def _execute(executable: str, argv: list[str], env: dict[str, str]) -> NoReturn:
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; others should not
-        signal.signal(number, signal.SIG_DFL)
     os.close(3)
     try:
         os.execve(executable, argv, env)
