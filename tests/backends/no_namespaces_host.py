@@ -229,8 +229,6 @@ libc.inotify_add_watch(fd, {self.own!r}.encode(), 0x100) >= 0
     def unreadable(self) -> list[Any]:
         """A program that closes its /proc files cannot be counted, and is ended."""
         code = "import ctypes, time; ctypes.CDLL(None).prctl(4, 0, 0, 0, 0); time.sleep(20)"
-        if os.geteuid() == 0:
-            return ["limit", "disk", 0]  # they are root's then, and so ours
         return self.ended(self.run(code, min_isolation="landlock"))
 
     def hoard(self) -> list[Any]:

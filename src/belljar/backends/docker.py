@@ -137,7 +137,7 @@ class DockerBackend:
             request,
             facts,
             active,
-            image=self._present(api, facts, docker_plan.images(request)),
+            image=self._present(api, facts, docker_plan.images(request, self.name)),
             runtime=self._runtime(facts),
             user=self.user,
         )
@@ -169,6 +169,7 @@ class DockerBackend:
             if container is None:
                 container = self._make(spec.shape, limits.timeout)
             cleanup.callback(self._give_back, container, pool if keep else None, warnings)
+            _refuse_other_python(spec, container)
             watch = AgentWatch(
                 container,
                 run=request.id,
@@ -290,7 +291,7 @@ class DockerBackend:
                 api,
                 facts,
                 shape,
-                self._seccomp(facts),
+                self._seccomp(facts, shape.strict),
                 empty=self._empty() if any(not source for source, _, _ in shape.binds) else "",
                 idle=self.idle,
                 longest=longest,
@@ -299,19 +300,19 @@ class DockerBackend:
             self._forget_engine()
             raise
 
-    def _seccomp(self, facts: EngineFacts) -> str:
+    def _seccomp(self, facts: EngineFacts, strict: bool = False) -> str:
         """The profile, as this engine wants it: Docker as text, Podman as the path of a file."""
         from .docker_seccomp import profile
 
         if "seccomp" not in self._active(facts):
             return ""
         if not facts.podman:
-            return profile(facts.machine)
-        path = os.path.join(self._private(), "seccomp.json")
+            return profile(facts.machine, strict)
+        path = os.path.join(self._private(), "strict.json" if strict else "seccomp.json")
         with self._lock:
             if not os.path.exists(path):
                 with open(f"{path}.new", "w") as file:
-                    file.write(profile(facts.machine))
+                    file.write(profile(facts.machine, strict))
                 os.rename(f"{path}.new", path)
         return path
 
@@ -374,6 +375,15 @@ class DockerBackend:
             except BelljarError:
                 self._unremoved.append(id)
                 return
+
+
+def _refuse_other_python(spec: Spec, container: Container) -> None:
+    if container.python[: len(spec.version)] != spec.version:
+        wanted, found = (".".join(map(str, v)) for v in (spec.version, container.python))
+        raise BackendUnavailable(
+            f"Python {wanted} is not installed in image {spec.shape.image!r}, which has {found}",
+            fix="name an image that has it: image=... in the call or in the language file",
+        )
 
 
 def _start_packets(request: Request, spec: Spec, timeout: float) -> tuple[list[bytes], bytes]:

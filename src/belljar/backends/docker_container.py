@@ -53,6 +53,7 @@ class Container:
         self.socket: socket.socket | None = None
         self.incoming = agent_link.Incoming()
         self.group: HostGroup | None = None
+        self.python: tuple[int, ...] = ()
         try:
             attached = api.attach(self.id)
             self.socket = attached.socket
@@ -105,6 +106,8 @@ class Container:
             facts = protocol.loads(packets[0].payload)
         except (OSError, protocol.ProtocolError) as error:
             raise self._broken(str(error)) from error
+        version = str(facts.get("python")) if isinstance(facts, dict) else ""
+        self.python = tuple(int(part) for part in version.split(".") if part.isdigit())
         if wrong := amiss(self.shape, facts):
             raise BackendFailed(
                 f"these protections are not on in the container: {', '.join(wrong)}",

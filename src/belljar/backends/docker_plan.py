@@ -15,7 +15,7 @@ from typing import Any
 
 from .. import languages
 from ..collect import MAX_BYTES, MAX_DEPTH, MAX_FILES, MAX_SECONDS
-from ..errors import RequestError
+from ..errors import BackendUnavailable, RequestError
 from ..images.names import image_for, image_name
 from ..policy import Policy
 from ..types import Request
@@ -55,13 +55,15 @@ class Shape:
     binds: Binds
     owner: tuple[int, int] | None
     layers: tuple[str, ...]
+    strict: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spec:
     """Everything `run` needs. `keep` says whether a container like it is worth keeping ready.
 
-    In the sources of `guarded` the project's metadata is protected.
+    In the sources of `guarded` the project's metadata is protected. `version` is what the image's
+    Python must be.
     """
 
     shape: Shape
@@ -72,6 +74,7 @@ class Spec:
     rlimits: tuple[tuple[str, int], ...]
     keep: bool
     guarded: tuple[str, ...]
+    version: tuple[int, ...]
 
     def start(self, request: Request, timeout: float, files: list[tuple[str, int, int]]) -> Any:
         """The START message, in plain values."""
@@ -113,7 +116,8 @@ def spec(
     user: str | None,
 ) -> Spec:
     """The values for the run. Starts nothing."""
-    argv, file, worker = _program(request)
+    argv, file, worker = _program(request, runtime)
+    language = None if request.command else languages.of(request)
     mounts = all_mounts(policy, request)
     guarded = tuple(source for source, _, mode in mounts if mode == "rw")
     limits = policy.limits
@@ -129,6 +133,7 @@ def spec(
         binds=_binds(mounts, policy.filesystem.hidden),
         owner=_owner(guarded, user),
         layers=tuple(name for name in LAYERS if name in active),
+        strict=language is not None and language.seccomp == "strict",
     )
     env = {
         "HOME": WORK,
@@ -136,6 +141,7 @@ def spec(
         "LANG": "C.UTF-8",
         "USER": "user",
         "PYTHONDONTWRITEBYTECODE": "1",
+        **(language.env if language is not None else {}),
         **request.env,
     }
     return Spec(
@@ -147,17 +153,26 @@ def spec(
         rlimits=_rlimits(policy, bool(guarded), runtime) if "rlimits" in active else (),
         keep=not mounts,
         guarded=guarded,
+        version=language.version if language is not None and worker else (),
     )
 
 
-def images(request: Request) -> tuple[str, ...]:
+def images(request: Request, backend: str) -> tuple[str, ...]:
     """The images that would do, the best first; without the last one it cannot run."""
     if request.image:
         return (request.image,)
     if request.command:
         return (image_for("bash"),)
-    own = image_for(request.language)
-    if languages.find(request.language).name != "python":
+    language = languages.of(request)
+    if image := language.image_on(backend):
+        return (image,)
+    own = image_for(language.family)
+    if language.family != "python":
+        if language.version:
+            raise BackendUnavailable(
+                f"{language.name} is not installed in an image of ours",
+                fix="name an image that has it: image=... in the call or in the language file",
+            )
         return (own,)
     data = image_name("data")
     tops = {type(value).__module__.partition(".")[0] for value in request.context.values()}
@@ -295,7 +310,7 @@ def _network(policy: Policy, active: frozenset[str]) -> str:
     return "bridge" if policy.network.mode == "any" else "none"
 
 
-def _program(request: Request) -> tuple[tuple[str, ...], str | None, bool]:
+def _program(request: Request, runtime: str | None) -> tuple[tuple[str, ...], str | None, bool]:
     """(argv or nothing for the worker, program file, worker)."""
     if request.python is not None:
         raise RequestError(
@@ -303,10 +318,11 @@ def _program(request: Request) -> tuple[tuple[str, ...], str | None, bool]:
         )
     if request.command:
         return (*request.command, *request.args), None, False
-    language = languages.find(request.language)
-    if language.name == "python":
+    language = languages.of(request)
+    if language.family == "python":
         return (), language.file, True
-    return (*language.command, language.file, *request.args), language.file, False
+    command = language.command_on("gvisor" if runtime else "docker")
+    return (*command, language.file, *request.args), language.file, False
 
 
 def _rlimits(policy: Policy, big_files: bool, runtime: str | None) -> tuple[tuple[str, int], ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from .. import languages
 from ..policy import Policy
 from ..types import Enforcement, Request
 from .base import absent, best_effort, enforced
@@ -24,6 +25,12 @@ def enforcement(
         report["fuel"] = absent("a process has no fuel; the wasm backend counts it")
     if policy.modules.active:
         report["modules"] = best_effort("import lint before the run; a lint, not a boundary")
+    if not request.command and languages.of(request).seccomp != "default":
+        report["seccomp"] = (
+            enforced("the strict profile: no sockets, no memory files, no changed affinity")
+            if "seccomp" in active
+            else absent("no seccomp of ours in there")
+        )
     return report
 
 

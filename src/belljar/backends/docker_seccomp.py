@@ -21,24 +21,32 @@ _NODES = (0, 0o010000, 0o100000, 0o140000)  # plain, fifo, regular, socket: no d
 
 
 @cache
-def profile(machine: str) -> str:
-    """The JSON that `seccomp=` takes, for an engine on `machine`."""
+def profile(machine: str, strict: bool = False) -> str:
+    """The JSON that `seccomp=` takes, for an engine on `machine`.
+
+    The strict one has no sockets, no memory that is a file's, and no change of affinity.
+    """
     jail = seccomp_jail
-    special = {*jail.CONDITIONED, "clone3", "openat2"}
-    plain = [name for name in jail.ALLOWED if name not in special]
+    conditioned = {*jail.CONDITIONED, *(("mmap",) if strict else ())}
     closed = [*jail.CLOSED, *(name for name in jail.SETUP if name != "clone3")]
+    closed += ["memfd_create", "sched_setaffinity"] if strict else []
+    special = {*conditioned, *closed, "clone3", "openat2"}
+    plain = [name for name in jail.ALLOWED if name not in special]
     known = set(syscall_table.numbers(machine))
-    unknown = sorted(known - set(plain) - set(closed) - set(jail.CONDITIONED))
+    unknown = sorted(known - set(plain) - set(closed) - conditioned)
+    families = () if strict else (jail.AF_UNIX, jail.AF_INET, jail.AF_INET6)
     rules = [
         _rule(plain, "SCMP_ACT_ALLOW"),
         _rule(closed, "SCMP_ACT_ERRNO", error=errno.EPERM),
         # Named one by one: engines before 23 do not know `defaultErrnoRet`.
         _rule(unknown, "SCMP_ACT_ERRNO", error=errno.ENOSYS),
-        *_unless_bits("clone", 0, jail.NAMESPACES),
-        *_families("socket", (jail.AF_UNIX, jail.AF_INET, jail.AF_INET6)),
+        *_unless_bits("clone", 0, jail.NAMESPACES | jail.CLONE_PARENT),
+        *_families("socket", families),
         *_families("socketpair", (jail.AF_UNIX,)),
         *_unless("ioctl", 1, jail.TERMINAL_INPUT, errno.EPERM),
     ]
+    if strict:
+        rules += _no_shared_memory()
     for name, argument in jail.MODES.items():
         rules += _unless_bits(name, argument, 0o6000)
     for name, argument in (("mknod", 1), ("mknodat", 2)):
@@ -91,6 +99,19 @@ def _families(name: str, families: tuple[int, ...]) -> list[dict[str, Any]]:
     for mask, value in everything_but(families):
         condition = _masked(0, mask, value)
         rules.append(_rule([name], "SCMP_ACT_ERRNO", condition, error=errno.EAFNOSUPPORT))
+    return rules
+
+
+def _no_shared_memory() -> list[dict[str, Any]]:
+    """mmap of anonymous memory that is shared, which no process would be seen to have."""
+    anonymous, kinds, shared = 0x20, 0xF, (1, 3)
+    rules = [_rule(["mmap"], "SCMP_ACT_ALLOW", _masked(3, anonymous, 0))]
+    for kind in range(kinds + 1):
+        condition = _masked(3, anonymous | kinds, anonymous | kind)
+        if kind in shared:
+            rules.append(_rule(["mmap"], "SCMP_ACT_ERRNO", condition, error=errno.EPERM))
+        else:
+            rules.append(_rule(["mmap"], "SCMP_ACT_ALLOW", condition))
     return rules
 
 

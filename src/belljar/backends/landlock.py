@@ -48,7 +48,7 @@ from ..interpreter import can_reach
 from ..policy import Isolation, Policy
 from ..report import Report, run_frame
 from ..types import Request, Result
-from . import landlock_plan, outcome, run_directory, supervised
+from . import landlock_plan, landlock_report, outcome, run_directory, supervised
 from .base import Availability, Cancel, Plan, refuse_unless_held
 from .landlock_plan import Spec
 from .landlock_zygotes import Fleet
@@ -133,12 +133,12 @@ class LandlockBackend:
                     reason=f"uid {self.user[0]} cannot reach {executable}",
                     fix="install Python where that user can read it, or choose another `user`",
                 )
-        notes = landlock_plan.shortcomings(facts, self.user)
+        notes = landlock_report.shortcomings(facts, self.user)
         return Availability(available=True, notes=(*notes, *outcome.notices(self.disabled)))
 
     def compile(self, policy: Policy, request: Request) -> Plan:
         active = self._active(self.disabled)
-        report = landlock_plan.enforcement(policy, request, self.facts, active)
+        report = landlock_report.enforcement(policy, request, self.facts, active)
         # With a layer switched off on purpose the report says what is missing, and the run goes on.
         held = {} if self.disabled else report
         refuse_unless_held(self.name, self.isolation, policy, held)
@@ -289,7 +289,9 @@ class LandlockBackend:
             "devices": list(spec.devices),
             "close_network": not spec.families,
             "own_signals": spec.own_signals,
-            "seccomp": _filter(spec.families, spec.children, spec.cores == 0, spec.truncate),
+            "seccomp": _filter(
+                spec.families, spec.children != "one", spec.counted, spec.affinity, spec.truncate
+            ),
             "rlimits": [list(pair) for pair in spec.rlimits],
             "affinity": [cpus[(first + i) % len(cpus)] for i in range(spec.cores)],
             "watch": watch,
@@ -297,13 +299,15 @@ class LandlockBackend:
 
 
 @cache
-def _filter(families: tuple[int, ...], children: str, affinity: bool, truncate: bool) -> bytes:
+def _filter(
+    families: tuple[int, ...], children: bool, counted: bool, affinity: bool, truncate: bool
+) -> bytes:
     from ..linux import seccomp_landlock
 
     return seccomp_landlock.delta(
         families,
-        children=children != "one",
-        counted=children == "group",
+        children=children,
+        counted=counted,
         affinity=affinity,
         truncate=truncate,
     )

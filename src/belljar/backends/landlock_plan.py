@@ -1,7 +1,7 @@
-"""What one process tree can be held by without any namespace: the pure half of `landlock`.
+"""How one process tree is held without any namespace: the pure half of `landlock`.
 
-From a policy, a request and the host's facts: which layers apply, what each policy field is held
-by, and the plain values that a supervisor is started with.
+From a policy, a request and the host's facts: which layers apply, and the plain values that a
+supervisor is started with. `landlock_report.py` says what they hold.
 
 How many processes a run may be depends on who would end them, and on what the floor demands:
 
@@ -18,16 +18,16 @@ import math
 import os
 import resource
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Literal
 
+from .. import language_host, languages
 from ..guest import protocol
 from ..interpreter import find as find_interpreter
 from ..policy import Isolation, Policy
-from ..types import Enforcement, Request
+from ..types import Request
 from . import process_plan
-from .base import absent, best_effort, enforced
 from .jail_plan import _ALWAYS_THERE, DATA_MODULES, STANDARD_MODULES, imported, inside_any
 
 if TYPE_CHECKING:
@@ -75,6 +75,8 @@ class Spec:
     links: tuple[tuple[str, str], ...]
     devices: tuple[str, ...]
     families: tuple[int, ...]
+    counted: bool
+    affinity: bool
     truncate: bool
     own_signals: bool
     rlimits: tuple[tuple[int, int], ...]
@@ -104,117 +106,7 @@ def children(policy: Policy, facts: HostFacts, active: frozenset[str]) -> Childr
     return "watched" if {"subreaper", "watchdog"} & active else "one"
 
 
-def enforcement(
-    policy: Policy, request: Request, facts: HostFacts, active: frozenset[str]
-) -> dict[str, Enforcement]:
-    """Every policy field, and what will hold it with these layers."""
-    mode = children(policy, facts, active)
-    report = {
-        "timeout": _timeout(mode, facts, active),
-        "memory": _memory(mode, facts, active),
-        "cpus": _cpus(mode, policy, facts, active),
-        "processes": _processes(mode, policy, facts, active),
-        "disk": _disk(mode, policy, active),
-    }
-    report["output"] = (
-        enforced("the host keeps head and tail and drops the rest")
-        if "output_cap" in active
-        else absent("the cap is off")
-    )
-    report["open_files"] = (
-        enforced("RLIMIT_NOFILE") if "rlimits" in active else absent("rlimits are off")
-    )
-    report["network"] = process_plan._network(policy, active)
-    report["filesystem"] = _filesystem(policy, request, facts, active)
-    report["mounts"] = _mounts(policy, request, active)
-    if policy.limits.fuel is not None:
-        report["fuel"] = absent("a process has no fuel; the wasm backend counts it")
-    if policy.modules.active:
-        report["modules"] = best_effort("import lint before the run; a lint, not a boundary")
-    return report
-
-
-def _group_name(facts: HostFacts) -> str:
-    return f"cgroup v{facts.cgroup.version}" if facts.cgroup is not None else "no cgroup"
-
-
-def _timeout(mode: Children, facts: HostFacts, active: frozenset[str]) -> Enforcement:
-    clock = "the host's clock, then"
-    if mode == "one" and "seccomp" in active:
-        return enforced(f"{clock} a kill of the one process")
-    if "subreaper" not in active:
-        return best_effort(f"{clock} the first process is killed; others may survive")
-    if "landlock" not in active:
-        return best_effort(f"{clock} a kill; without Landlock the program can signal us, too")
-    if mode == "group":
-        return enforced(f"{clock} {_group_name(facts)} stops forks and the subreaper kills all")
-    return best_effort(f"{clock} the subreaper kills the tree until nothing is left")
-
-
-def _memory(mode: Children, facts: HostFacts, active: frozenset[str]) -> Enforcement:
-    if mode == "group":
-        return enforced(f"{_group_name(facts)} memory controller, the whole tree")
-    also = ", and RLIMIT_DATA" if "rlimits" in active else ""
-    if "watchdog" in active:
-        counted = f"the supervisor counts it 50 times a second{also}"
-        if mode == "one" and "seccomp" in active:
-            return enforced(counted)
-        return best_effort(counted)
-    if "rlimits" in active:
-        return best_effort("RLIMIT_DATA, each process for itself")
-    return absent("no cgroup, no rlimits, no watchdog")
-
-
-def _cpus(mode: Children, policy: Policy, facts: HostFacts, active: frozenset[str]) -> Enforcement:
-    cpus, cores = policy.limits.cpus, len(facts.cpus)
-    if mode == "group":
-        return enforced(f"{_group_name(facts)} cpu controller")
-    if cpus >= cores:
-        return enforced("this machine has no more cores than allowed")
-    if "seccomp" not in active:
-        return best_effort("affinity, which a program can change without seccomp")
-    if cpus == int(cpus):
-        return enforced(f"affinity to {int(cpus)} of {cores} cores")
-    if "watchdog" not in active:
-        return absent("no cgroup and no watchdog")
-    ended = (
-        f"affinity to {math.ceil(cpus)} of {cores} cores, and the supervisor ends the run at "
-        f"{cpus * policy.limits.timeout:g} seconds of processor time"
-    )
-    return enforced(ended) if mode == "one" else best_effort(ended)
-
-
-def _processes(
-    mode: Children, policy: Policy, facts: HostFacts, active: frozenset[str]
-) -> Enforcement:
-    if mode == "group":
-        return enforced(f"{_group_name(facts)} pids controller")
-    if mode == "one" and "seccomp" in active:
-        only = "one process: seccomp refuses to fork"
-        if "watchdog" in active:
-            most = policy.limits.processes
-            return enforced(f"{only}; the supervisor ends it if it has more than {most} threads")
-        return best_effort(f"{only}; nobody counts its threads")
-    if mode == "watched" and "watchdog" in active:
-        return best_effort("a watchdog counts the tree, 50 times a second")
-    return absent("no cgroup, no seccomp that refuses to fork, no watchdog")
-
-
-def _disk(mode: Children, policy: Policy, active: frozenset[str]) -> Enforcement:
-    parts = [
-        *(["RLIMIT_FSIZE for each file"] if "rlimits" in active else []),
-        *(["a watchdog over the work directory"] if "watchdog" in active else []),
-    ]
-    if not parts:
-        return absent("nothing counts it")
-    if _counts_writes(mode, policy) and {"watchdog", "seccomp"} <= active:
-        return enforced(
-            "the supervisor counts, 50 times a second, what the kernel says was written in all"
-        )
-    return best_effort(f"{' and '.join(parts)}; no quota")
-
-
-def _counts_writes(mode: Children, policy: Policy) -> bool:
+def counts_writes(mode: Children, policy: Policy) -> bool:
     """Whether all that is ever written is the limit: for a floor that best effort does not meet.
 
     It is stricter than the size of what is left, and nothing can be hidden from it: not the files
@@ -238,37 +130,9 @@ def writes_are_counted(directory: str) -> bool:
     return kind not in _MEMORY_FILE_SYSTEMS
 
 
-def _filesystem(
-    policy: Policy, request: Request, facts: HostFacts, active: frozenset[str]
-) -> Enforcement:
-    files = policy.filesystem
-    if "landlock" not in active:
-        return process_plan._filesystem(policy, facts, active, None)
-    if nested := process_plan._nested(files.read_only, files.read_write):
-        return absent(f"{nested[0]!r} is read-only inside a writable path: needs namespaces")
-    shown = _shown(policy, request)
-    for path in files.hidden:
-        real = os.path.realpath(path)
-        if any(real != top and inside_any(real, (os.path.realpath(top),)) for top in shown):
-            return absent(f"{path!r} is inside of what is shown: hiding it needs namespaces")
-    also = "" if "capabilities" in active or not facts.root else ", with all capabilities"
-    landlock = f"Landlock ABI {facts.landlock_abi}"
-    if "seccomp" in active:
-        return enforced(f"{landlock}, and seccomp for modes, owners, times and attributes{also}")
-    return best_effort(f"{landlock}, which does not hold modes, owners and times{also}")
-
-
-def _mounts(policy: Policy, request: Request, active: frozenset[str]) -> Enforcement:
-    held = process_plan._mounts(policy, request, active)
-    writable = any(m.mode == "rw" and os.path.isdir(m.src) for m in request.mounts)
-    if writable and held.state == "enforced":
-        return best_effort(f"{held.by}; a project's metadata in a writable one is not protected")
-    return held
-
-
-def _shown(policy: Policy, request: Request) -> tuple[str, ...]:
+def shown_paths(policy: Policy, request: Request) -> tuple[str, ...]:
     """Every path that the program may read, before what is hidden is taken away."""
-    *_, needed = process_plan._program(request)
+    *_, needed = _program(request)
     interpreter = find_interpreter(None)
     own = (interpreter.executable, *interpreter.prefixes, protocol.GUEST_DIR)
     return (
@@ -283,22 +147,23 @@ def _shown(policy: Policy, request: Request) -> tuple[str, ...]:
 
 def spec(policy: Policy, request: Request, facts: HostFacts, active: frozenset[str]) -> Spec:
     """The values for the supervisor. Starts nothing; a missing command is CommandNotFound."""
-    argv, file, worker, _ = process_plan._program(request)
-    warm = worker and request.python is None
-    if worker:
-        argv = () if warm else (*argv, "-c", protocol.boot_code(protocol.GUEST_DIR, 3))
+    argv, file, worker, _ = _program(request)
     files, limits = policy.filesystem, policy.limits
     mode = children(policy, facts, active)
     hidden = tuple(map(os.path.realpath, files.hidden))
     writable = (*files.read_write, *(m.src for m in request.mounts if m.mode == "rw"))
-    shown = _without(_shown(policy, request), (*hidden, *map(os.path.realpath, writable)))
+    # Without paths of its own it depends on nothing that changes while we run.
+    own = request.mounts or files.read_only or files.read_write
+    arrange = _without if own else _without_cached
+    shown = arrange(shown_paths(policy, request), (*hidden, *map(os.path.realpath, writable)))
     online = policy.network.mode == "any"
     grouped = mode == "group"
+    strict = not request.command and languages.of(request).seccomp == "strict"
     return Spec(
         argv=argv,
         file=file,
         worker=worker,
-        preload=_preload(request) if warm else (),
+        preload=() if argv else _preload(request),
         layers=tuple(name for name in LAYERS if name in active),
         children=mode,
         read_only=shown,
@@ -306,12 +171,32 @@ def spec(policy: Policy, request: Request, facts: HostFacts, active: frozenset[s
         links=tuple((m.dst, m.src) for m in request.mounts if not os.path.isabs(m.dst)),
         devices=tuple(each for each in process_plan.DEVICES if mode != "one" or each != _ZERO),
         families=(_AF_INET, _AF_INET6, _AF_NETLINK) if online else (),
+        counted=grouped and not strict,
+        affinity=grouped and not strict,
         truncate=facts.landlock_abi >= TRUNCATION_ABI,
         own_signals=facts.landlock_abi < SCOPED_SIGNALS_ABI,
         rlimits=_rlimits(policy) if "rlimits" in active else (),
         cores=0 if grouped else min(math.ceil(limits.cpus), len(facts.cpus)),
         watch=_watch(mode, policy, facts) if "watchdog" in active else None,
     )
+
+
+def _program(request: Request) -> tuple[tuple[str, ...], str | None, bool, tuple[str, ...]]:
+    """(argv or nothing for a warm interpreter, program file, worker, paths that it reads)."""
+    if request.command:
+        return process_plan._program(request)
+    language = languages.of(request)
+    if language.family != "python":
+        path = language_host.installed(language, "landlock")
+        argv = (path, *language.command_on("landlock")[1:], language.file, *request.args)
+        return argv, language.file, False, (path, os.path.realpath(path), *language.paths)
+    wanted = language_host.python_of(language, request.python, "landlock")
+    if wanted is None:
+        return (), language.file, True, language.paths
+    python = find_interpreter(wanted)
+    boot = protocol.boot_code(protocol.GUEST_DIR, 3)
+    needed = (python.executable, *python.prefixes, *language.paths)
+    return (python.executable, "-I", "-c", boot), language.file, True, needed
 
 
 def _without(paths: tuple[str, ...], closed: tuple[str, ...]) -> tuple[str, ...]:
@@ -322,6 +207,9 @@ def _without(paths: tuple[str, ...], closed: tuple[str, ...]) -> tuple[str, ...]
         if not inside_any(path, (*closed, *kept)):
             kept.append(path)
     return tuple(kept)
+
+
+_without_cached = cache(_without)
 
 
 def _preload(request: Request) -> tuple[str, ...]:
@@ -358,15 +246,5 @@ def _watch(mode: Children, policy: Policy, facts: HostFacts) -> Watching:
         cpu=0.0 if whole else limits.cpus * limits.timeout,
         disk=limits.disk,
         threads=limits.processes if mode == "one" else 0,
-        written=limits.disk if _counts_writes(mode, policy) else 0,
+        written=limits.disk if counts_writes(mode, policy) else 0,
     )
-
-
-def shortcomings(facts: HostFacts, user: tuple[int, int] | None) -> Iterator[str]:
-    """What this host lacks, each with its consequence."""
-    if facts.landlock_abi < SCOPED_SIGNALS_ABI:
-        yield f"Landlock ABI {facts.landlock_abi}: a run is one process and its threads"
-    elif facts.cgroup is None:
-        yield "no writable cgroup: memory, processor time and processes are counted by a watchdog"
-    if facts.root and user is None:
-        yield "running as root: guests keep uid 0, without capabilities; set `user` to change that"
