@@ -15,7 +15,17 @@ import pytest
 from belljar.backends.docker import DockerBackend
 from belljar.backends.docker_pool import Pool
 from belljar.backends.gvisor import GvisorBackend
-from belljar.testing.conformance import BackendConformance
+from belljar.testing.conformance import (
+    Files,
+    Kills,
+    Limits,
+    Policies,
+    Programs,
+    Reach,
+    Results,
+    Runs,
+    Values,
+)
 
 KINDS: dict[str, type[DockerBackend]] = {"docker": DockerBackend, "gvisor": GvisorBackend}
 _owners: dict[tuple[str, str], DockerBackend] = {}
@@ -48,8 +58,11 @@ def lent(name: str) -> type[DockerBackend]:
     return Lent
 
 
-class ContainerConformance(BackendConformance):
-    """The suite for a backend of `KINDS` on one of the session's engines."""
+class InContainers:
+    """What the suite's parts need to run on a backend of `KINDS`, on one of the session's engines.
+
+    A class of tests is this and some of the parts: see `Cage` and `Rest`.
+    """
 
     backend_name = "docker"
     engine_name = "docker"
@@ -63,9 +76,21 @@ class ContainerConformance(BackendConformance):
     def make_backend(self) -> Any:
         return lent(self.backend_name)()
 
+
+class Cage(InContainers, Limits, Reach, Kills):
+    """The parts that are about the sandbox itself."""
+
     def test_nothing_of_a_run_stays_in_the_host_process(self, jar: Any) -> None:
         pool = owner(self.backend_name)._ready_pool()
         assert pool is not None
         assert pool.settled(60)
         jar.backend.pool_size = 0  # a pool holds a descriptor for each container that waits
         super().test_nothing_of_a_run_stays_in_the_host_process(jar)
+
+
+class Rest(InContainers, Results, Values, Programs, Files, Runs, Policies):
+    """The parts that are mostly about the agent and the worker, which are everywhere the same."""
+
+
+class Whole(Cage, Rest):
+    """The suite."""

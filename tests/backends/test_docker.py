@@ -38,11 +38,13 @@ pytestmark = pytest.mark.slow
 class Bench:
     """A backend behind an engine, and the containers that the container engine knows of."""
 
-    def __init__(self, session: ContainerEngine, **options: Any) -> None:
+    def __init__(
+        self, session: ContainerEngine, settings: Settings | None = None, **options: Any
+    ) -> None:
         options.setdefault("pool", 0)
         self.api = session.api
         self.backend = DockerBackend(docker_host=session.host, **options)
-        self.engine = Engine(Settings(), backends={"docker": self.backend})
+        self.engine = Engine(settings or Settings(), backends={"docker": self.backend})
 
     def run(self, code: str = "1", *, level: str = "strict", **wanted: Any) -> Result:
         asked = {key: wanted.pop(key) for key in list(wanted) if key in Request.__slots__}
@@ -249,6 +251,30 @@ def test_a_command_that_the_image_lacks_is_named(bench: Bench) -> None:
         bench.run(command=("no-such-command",), image=names.image_name("python"))
     result = bench.run(command=("echo", "there"), image=names.image_name("python"))
     assert result.stdout == "there\n"
+
+
+def test_another_python_than_the_image_s_is_refused(bench: Bench) -> None:
+    here = bench.run("import sys; list(sys.version_info[:2])").value
+    right = f"python{here[0]}.{here[1]}"
+    assert bench.run("1 + 1", language=right).value == 2
+    with pytest.raises(BackendUnavailable, match=r"Python 3\.99 is not installed in image"):
+        bench.run("1 + 1", language="python3.99")
+
+
+def test_a_language_s_strict_profile_is_applied(
+    docker_engine: ContainerEngine, tmp_path: Path
+) -> None:
+    file = tmp_path / "languages.toml"
+    file.write_text('[closed]\nextends = "python"\nseccomp = "strict"\n')
+    made = Bench(docker_engine, settings=Settings(language_file=str(file)))
+    code = "import socket; socket.socket(socket.AF_INET)"
+    try:
+        closed, plain = made.run(code, language="closed"), made.run(code)
+    finally:
+        made.engine.close()
+    assert closed.error is not None
+    assert "Address family not supported" in closed.error.message
+    assert plain.success  # the control arm
 
 
 def test_an_interpreter_of_the_host_is_refused(bench: Bench) -> None:

@@ -147,6 +147,20 @@ def test_the_profile_is_the_jail_s_policy() -> None:
     assert not conditioned & (allowed | set(refused))
 
 
+def test_the_strict_profile_takes_more_away() -> None:
+    plain, strict = (json.loads(profile("x86_64", each)) for each in (False, True))
+
+    def outright(document: dict[str, Any], action: str) -> set[str]:
+        rules = [each for each in document["syscalls"] if not each["args"]]
+        return {name for each in rules if each["action"] == action for name in each["names"]}
+
+    lost = outright(plain, "SCMP_ACT_ALLOW") - outright(strict, "SCMP_ACT_ALLOW")
+    assert lost == {"memfd_create", "sched_setaffinity", "mmap"}
+    sockets = [each for each in strict["syscalls"] if each["names"] == ["socket"]]
+    assert sockets
+    assert all(each["action"] == "SCMP_ACT_ERRNO" for each in sockets)
+
+
 def test_everything_but_some_numbers_is_matched_once() -> None:
     values = (0x5412, 0x541C, 0, 0xFFFF_FFFF)
     pairs = everything_but(values)
