@@ -134,10 +134,9 @@ class Container:
 
     def ended(self, timeout: float = 30.0) -> tuple[int, bool]:
         """(exit code, killed for want of memory), in the engine's words, once it has ended."""
-        # The group goes with the container; and what became of it the engine may learn later than
-        # that it ended.
-        oom = self.group is not None and self.group.oom_kills() > 0
+        # What became of it the engine may learn later than that it ended, or never.
         self.api.json("POST", f"/containers/{self.id}/wait", timeout=timeout)
+        oom = self.group is not None and self.group.oom_kills() > 0
         for attempt in range(_OOM_TRIES):
             state = self.api.json("GET", f"/containers/{self.id}/json")["State"]
             code, oom = int(state.get("ExitCode", 0)), oom or bool(state.get("OOMKilled"))
@@ -150,6 +149,8 @@ class Container:
         """Hang up; the agent ends when it notices."""
         if self.socket is not None:
             self.socket.close()
+        if self.group is not None:
+            self.group.close()
 
     def remove(self) -> None:
         remove(self.api, self.id)

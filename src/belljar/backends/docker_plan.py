@@ -329,15 +329,13 @@ def _rlimits(policy: Policy, big_files: bool, runtime: str | None) -> tuple[tupl
     limits = policy.limits
     # The memory file systems hold themselves; what is written to a mount needs a limit a file.
     files = (("RLIMIT_FSIZE", disk_size(policy)),) if big_files else ()
-    # Room for thread stacks and the like: the exact total is the control group's. A sentry is
-    # killed whole at that total, so there the program's own limit comes first.
-    room = 0 if runtime else 256 << 20
     return (
         *files,
         ("RLIMIT_CORE", 1),
         ("RLIMIT_NOFILE", limits.open_files),
         ("RLIMIT_MEMLOCK", 0),
-        ("RLIMIT_DATA", limits.memory + room),
+        # Room for thread stacks and the like: the exact total is the control group's.
+        ("RLIMIT_DATA", limits.memory + (256 << 20)),
         # What a sentry does not let anybody set, it does not give either.
         *(() if runtime else (("RLIMIT_MSGQUEUE", 0), ("RLIMIT_SIGPENDING", 1024))),
     )

@@ -24,6 +24,32 @@ class HostGroup:
         only = groups.get("") if "memory" not in groups else None
         self._unified = os.path.join(_ROOT, only) if only else ""
         self._paths = groups
+        self._event = -1
+        self._listen()
+
+    def _listen(self) -> None:
+        """Have the kernel remember an end for want of memory: the group is gone soon after it, and
+        an engine may miss it. Version 1 only, and only for who may write there."""
+        directory = f"{_ROOT}/memory/{self._paths.get('memory', '')}"
+        if self._unified or "memory" not in self._paths:
+            return
+        try:
+            with open(f"{directory}/memory.oom_control") as control:
+                event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+                try:
+                    with open(f"{directory}/cgroup.event_control", "w") as register:
+                        register.write(f"{event} {control.fileno()}")
+                except OSError:
+                    os.close(event)
+                    raise
+        except OSError:
+            return
+        self._event = event
+
+    def close(self) -> None:
+        if self._event >= 0:
+            os.close(self._event)
+            self._event = -1
 
     def cpu(self) -> float | None:
         """Seconds of processor time since the container began."""
@@ -34,11 +60,18 @@ class HostGroup:
         return None if used is None else used / 1e9
 
     def oom_kills(self) -> int:
-        """How often the kernel killed a member for want of memory, while the group is there."""
+        """How often the kernel killed a member for want of memory: ask once, after the end."""
         if self._unified:
             return _line(f"{self._unified}/memory.events", "oom_kill")
         group = self._paths.get("memory", "")
-        return _line(f"{_ROOT}/memory/{group}/memory.oom_control", "oom_kill")
+        told = _line(f"{_ROOT}/memory/{group}/memory.oom_control", "oom_kill")
+        if told or self._event < 0:
+            return told
+        try:
+            # The end of the group itself is one event, too.
+            return max(0, os.eventfd_read(self._event) - 1)
+        except BlockingIOError:
+            return 0
 
     def peak_memory(self) -> int | None:
         if self._unified:
