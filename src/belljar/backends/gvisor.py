@@ -5,8 +5,8 @@ Everything is as in `docker.py`, with these differences, all of them gVisor's:
   the host's kernel. Our seccomp profile is not applied inside; the sentry has one of its own.
 - It does not count a program's processes or threads, and a pids limit crashes the sentry itself. So
   `processes` is bounded by memory only, and reported so; a request that sets it is refused.
-- Memory is the whole sandbox's. Past it the host's kernel kills the sentry and everything in it, and
-  files are lost; where the engine misses why, the control group's own event tells (version 1).
+- Memory is the whole sandbox's. Past it the host's kernel kills the sentry and all that is in it,
+  and files are lost; where the engine misses why, the control group's event tells (version 1).
 - What a program made set-id in a writable mount loses those bits after the run, not at once.
 - A program can kill pid 1, and so its whole sandbox: the run is then `killed`.
 - The network is gVisor's own and ends at its loopback; `network=any` is refused.
