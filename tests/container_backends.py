@@ -66,11 +66,12 @@ class InContainers:
 
     backend_name = "docker"
     engine_name = "docker"
+    images: tuple[str, ...] = ()
 
     @pytest.fixture(autouse=True)
     def engine(self, monkeypatch: pytest.MonkeyPatch) -> None:
         session = container_engines.session(self.engine_name)
-        session.images("node", "bash", "data")
+        session.images(*self.images)
         monkeypatch.setenv("DOCKER_HOST", session.host)
 
     def make_backend(self) -> Any:
@@ -90,6 +91,8 @@ class Cage(InContainers, Limits, Reach, Kills):
 
 class Rest(InContainers, Results, Values, Programs, Files, Runs, Policies):
     """The parts that are mostly about the agent and the worker, which are everywhere the same."""
+
+    images = ("node", "bash", "data")
 
 
 class Whole(Cage, Rest):

@@ -18,8 +18,8 @@ SUITE = hostile.load()
 # A container takes a quarter of a second and every case several: in containers the groups that are
 # about the cage itself are always run, the others, which test what all backends share, as a soak.
 ALWAYS = {
-    "docker": ("kernel", "proc-sys", "filesystem", "process", "memory", "disk", "fd-exhaustion"),
-    "gvisor": ("filesystem", "process", "memory", "disk"),
+    "docker": ("kernel", "proc-sys", "filesystem", "process", "disk"),
+    "gvisor": ("filesystem", "disk"),
 }
 
 

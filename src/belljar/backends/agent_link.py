@@ -20,8 +20,8 @@ _HEADER = 8
 _STDOUT, _STDERR = 1, 2
 _MOST_COMPLAINT = 8192
 _MODULES = (
-    "agent", "agent_facts", "agent_files", "displays", "failures", "protocol", "tables", "values",
-    "worker",
+    "agent", "agent_facts", "agent_files", "agent_guest", "displays", "failures", "protocol",
+    "tables", "values", "worker",
 )  # fmt: skip
 _BOOT = """
 import _frozen_importlib, marshal, os, sys

@@ -20,20 +20,19 @@ said when no child is left. If the stream from the host ends, so do we, and with
 from __future__ import annotations
 
 import _socket
-import fcntl
 import gc
 import marshal
 import os
-import resource
 import select
 import signal
 import time
 
 from . import agent_facts, agent_files, protocol
+from .agent_guest import Refused, be_guest, find, handle_all, seal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NoReturn
+    from typing import Any
 
 START, FILE, STDIN, PROGRAM, KILL = 0x11, 0x12, 0x13, 0x14, 0x15
 READY, STDOUT, STDERR, FRAMES, CREDIT = 0x91, 0x92, 0x93, 0x94, 0x95
@@ -46,7 +45,6 @@ MAX_PACKET = 1 << 20
 
 _PIECE = 1 << 16
 _OVERTIME = 60.0  # past the program's time: the host should have ended it, and is gone or stuck
-_PR_SET_DUMPABLE, _PR_GET_DUMPABLE = 4, 3
 
 
 class Left(Exception):
@@ -56,8 +54,8 @@ class Left(Exception):
 def main(idle: float) -> None:
     """Serve one program. Returns only in the child that is to be the program's interpreter."""
     # As pid 1 we would get none of them; but gVisor gives pid 1 what it gives everybody.
-    _handle_all(signal.SIG_IGN)
-    sealed = _seal(False)
+    handle_all(signal.SIG_IGN)
+    sealed = seal(False)
     host = Host()
     try:
         host.say(READY, protocol.dumps(agent_facts.facts(sealed)))
@@ -89,14 +87,6 @@ def _warm_up() -> None:
         from . import displays, tables  # noqa: F401
     gc.collect()
     gc.freeze()
-
-
-class Refused(Exception):
-    """The run cannot be started; `kind` says which part of the request is to blame."""
-
-    def __init__(self, kind: str, problem: str) -> None:
-        super().__init__(problem)
-        self.kind = kind
 
 
 class Host:
@@ -192,7 +182,7 @@ class Program:
     def __init__(self, start: dict[str, Any], host: Host) -> None:
         self._host = host
         self._deadline = time.monotonic() + start["timeout"] + _OVERTIME
-        self._executable = _find(start["argv"], start["env"]) if start["argv"] else ""
+        self._executable = find(start["argv"], start["env"]) if start["argv"] else ""
         stdin, self._stdin = os.pipe()
         self._stdout, stdout = os.pipe()
         self._stderr, stderr = os.pipe()
@@ -211,7 +201,7 @@ class Program:
         self.child = pid == 0
         if self.child:
             try:
-                _be_guest(start, (stdin, stdout, stderr, frames), self._executable)
+                be_guest(start, (stdin, stdout, stderr, frames), self._executable)
             except BaseException as error:
                 os.write(2, f"belljar: {type(error).__name__}: {error}\n".encode())
                 os._exit(120)
@@ -357,70 +347,3 @@ class Program:
             os.kill(-1, signal.SIGKILL)
         except ProcessLookupError:
             return
-
-
-def _find(argv: list[str], env: dict[str, str]) -> str:
-    import shutil
-
-    path = shutil.which(argv[0], path={**os.environ, **env}.get("PATH"))
-    if path is None:
-        raise Refused("command", f"{argv[0]!r} is not installed in this image")
-    return path
-
-
-def _be_guest(start: dict[str, Any], own: tuple[int, ...], executable: str) -> None:
-    """In the child: what the program may not have is given up; then it is the program's turn."""
-    signal.set_wakeup_fd(-1)
-    os.setsid()
-    for number, fd in enumerate([fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for fd in own]):
-        os.dup2(fd, number, inheritable=number < 3)
-    os.closerange(4, 256)
-    _seal(True)
-    try:
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")  # the first to go when memory is used up, never pid 1
-    except OSError:
-        if "gvisor" not in start["layers"]:
-            raise
-    for name, value in start["rlimits"]:
-        number = getattr(resource, name)
-        hard = resource.getrlimit(number)[1]
-        least = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(number, (least, least))
-    _handle_all(signal.SIG_DFL)
-    env = {**os.environ, **start["env"]}
-    env.pop("HOSTNAME", None)
-    if executable:
-        _execute(executable, start["argv"], env)
-    os.environ.clear()
-    os.environ.update(env)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # as Python has it
-        signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _handle_all(how: signal.Handlers) -> None:
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
-        signal.signal(number, how)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-
-
-def _execute(executable: str, argv: list[str], env: dict[str, str]) -> NoReturn:
-    os.close(3)
-    try:
-        os.execve(executable, argv, env)
-    except OSError as error:
-        os.write(2, f"belljar: {argv[0]}: {error.strerror}\n".encode())
-    os._exit(127)
-
-
-def _seal(dumpable: bool) -> bool:
-    """Whether /proc/<us> is closed to processes of the same user, asked of the kernel."""
-    try:
-        import ctypes
-
-        libc = ctypes.CDLL(None)
-        libc.prctl(_PR_SET_DUMPABLE, int(dumpable), 0, 0, 0)
-        return bool(libc.prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0) == int(dumpable))
-    except (ImportError, OSError, AttributeError):
-        return False
