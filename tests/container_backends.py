@@ -46,6 +46,12 @@ def owner(name: str) -> DockerBackend:
     return _owners[key]
 
 
+def close_all() -> None:
+    """End the pools, for tests that count what there is."""
+    while _owners:
+        _owners.popitem()[1].close()
+
+
 def lent(name: str) -> type[DockerBackend]:
     """The backend, without a pool of its own."""
 

@@ -56,6 +56,7 @@ def test_every_claimed_case_is_held(
     backend: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if backend in container_backends.KINDS:
+        container_backends.close_all()
         session = container_engines.session("docker")
         session.images("node", "bash")
         monkeypatch.setenv("DOCKER_HOST", session.host)
