@@ -92,6 +92,7 @@ class PrivateEngine:
                 stdout=output,
                 stderr=output,
                 env={**os.environ, "TMPDIR": str(scratch), **self.environment()},
+                cwd=self.directory,  # its helpers leave notes where they stand
                 start_new_session=True,
             )  # fmt: skip
         self.engine = Engine(self.socket, process, log)
