@@ -23,6 +23,21 @@ apt_install() {
     as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
 }
 
+# apt_install_asleep PACKAGE... : the same, and none of their services is started.
+apt_install_asleep() {
+    if [ -e /usr/sbin/policy-rc.d ] || ! command -v apt-get >/dev/null; then
+        apt_install "$@"
+        return
+    fi
+    status=0
+    # What Debian's maintainer scripts ask before they start anything; 101 is "forbidden".
+    printf '#!/bin/sh\nexit 101\n' | as_root tee /usr/sbin/policy-rc.d >/dev/null
+    as_root chmod 755 /usr/sbin/policy-rc.d
+    apt_install "$@" || status=$?
+    as_root rm -f /usr/sbin/policy-rc.d
+    return $status
+}
+
 find_python() {
     for name in python3 python3.14 python3.13 python3.12 python3.11; do
         if command -v "$name" >/dev/null && "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
+import container_engines
 import pytest
 
 _CONFORMANCE = "test_conformance.py"
@@ -19,6 +20,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("soak"):
             item.add_marker(pytest.mark.skip(reason="a long repetition: --soak runs it"))
+
+
+@pytest.fixture(scope="session")
+def docker_engine() -> container_engines.Engine:
+    """The session's Docker Engine, with the python image."""
+    return _engine("docker")
+
+
+@pytest.fixture(scope="session")
+def podman_engine() -> container_engines.Engine:
+    """Podman's service for the session, with the python image."""
+    return _engine("podman")
+
+
+def _engine(name: str) -> container_engines.Engine:
+    if reason := container_engines.why_not(name):
+        pytest.skip(reason)
+    return container_engines.session(name)
+
+
+def pytest_unconfigure() -> None:
+    container_engines.stop_session()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import container_backends
 import pytest
 
 from belljar.backends import registry
@@ -14,16 +15,23 @@ from belljar.linux import probe
 from belljar.testing.conformance import BackendConformance
 
 
-def suite_for(name: str) -> type[BackendConformance]:
+def suite_for(name: str) -> type[Any]:
+    title = f"Test{name.title().replace('_', '').replace('-', '')}"
+    if name in container_backends.KINDS:
+        # A container takes its time. The whole of the suite is run in Docker's; see below.
+        parts = container_backends.Whole if name == "docker" else container_backends.Cage
+        return type(title, (parts,), {"backend_name": name})
+
     def make_backend(self: BackendConformance) -> Backend:
         return registry.load(name)
 
-    title = f"Test{name.title().replace('_', '').replace('-', '')}"
     return type(title, (BackendConformance,), {"make_backend": make_backend})
 
 
 def absence(name: str) -> str:
     """Why the backend cannot run here; empty if it can."""
+    if name in container_backends.KINDS:
+        return container_backends.why_not(name)
     backend = registry.load(name)
     found = backend.probe()
     backend.close()
@@ -47,6 +55,23 @@ def without(**lacking: Any) -> type[SubprocessBackend]:
             super().__init__(disable=disable, facts=replace(probe.facts(), **lacking))
 
     return Poorer
+
+
+if "gvisor" not in ABSENT:
+
+    @pytest.mark.soak
+    class TestGvisorRest(container_backends.Rest):
+        backend_name = "gvisor"
+
+
+if not container_backends.why_not("docker", "podman"):
+
+    class TestPodman(container_backends.Cage):
+        engine_name = "podman"
+
+    @pytest.mark.soak
+    class TestPodmanRest(container_backends.Rest):
+        engine_name = "podman"
 
 
 NO_NAMESPACES = {"userns": False, "userns_problem": "test"}

@@ -38,12 +38,16 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "lint": (*CORE, "lint_rules"),
     "lint_rules": CORE,
     "report": (*CORE, "guest", "capture", "events"),
+    # A client of somebody else's engine: the backends and the images speak through it.
+    "docker_api": ("errors",),
+    "images": (*CORE, "_version", "docker_api", "images.names"),
+    "images.names": ("_version", "errors"),
     "config": (*CORE, "config_keys"),
     "config_keys": CORE,
     # Backends sit below the engine and know nothing of the edges.
     "backends": (
-        *CORE, "capture", "collect", "events", "guest", "interpreter", "language_host",
-        "languages", "lint", "lint_rules", "linux", "report",
+        *CORE, "capture", "collect", "docker_api", "events", "guest", "images.names",
+        "interpreter", "language_host", "languages", "lint", "lint_rules", "linux", "report",
     ),
     "engine": (*CORE, "backends", "config", "events", "languages", "lint"),
     "api": (*CORE, "backends", "collect", "config", "engine", "events", "languages"),

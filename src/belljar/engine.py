@@ -47,7 +47,9 @@ class Engine:
             raise BackendUnavailable(f"no backend is called {name!r}; known: {known}")
         with self._lock:
             if name not in self._loaded:
-                self._loaded[name] = registry.load(name, user=self.settings.user)
+                self._loaded[name] = registry.load(
+                    name, user=self.settings.user, docker_host=self.settings.docker_host
+                )
             return self._loaded[name]
 
     def run(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import container_backends
+import container_engines
 import pytest
 
 from belljar.backends import registry
@@ -13,11 +15,20 @@ from belljar.testing.hostile.pending import missing_surface
 from belljar.testing.hostile.subject import class_of
 
 SUITE = hostile.load()
+# A container takes a quarter of a second and every case several: in containers the groups that are
+# about the cage itself are always run, the others, which test what all backends share, as a soak.
+ALWAYS = {
+    "docker": ("kernel", "proc-sys", "filesystem", "process", "disk"),
+    "gvisor": ("filesystem", "disk"),
+}
 
 
 def present() -> list[str]:
     found = []
     for name in registry.names():
+        if name in container_backends.KINDS:
+            found += [name] if not container_backends.why_not(name) else []
+            continue
         backend = registry.load(name)
         if backend.isolation is not Isolation.NONE and backend.probe().available:
             found.append(name)
@@ -25,21 +36,30 @@ def present() -> list[str]:
     return found
 
 
-def batches() -> list[tuple[str, str]]:
+def batches() -> list[object]:
     """(backend, group): one test each, so that a failure names both and no test is long."""
-    found = []
+    found: list[object] = []
     for name in present():
         klass = class_of(registry.load(name).isolation)
         cases = SUITE.select(tier="fast")
         mine = [c for c in cases if claimed(c, klass) and missing_surface(c) is None]
-        found += [(name, group) for group in dict.fromkeys(case.group for case in mine)]
+        for group in dict.fromkeys(case.group for case in mine):
+            marks = [] if group in ALWAYS.get(name, (group,)) else [pytest.mark.soak]
+            found.append(pytest.param(name, group, marks=marks))
     return found
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("backend", "group"), batches())
-def test_every_claimed_case_is_held(backend: str, group: str) -> None:
+def test_every_claimed_case_is_held(
+    backend: str, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if backend in container_backends.KINDS:
+        container_backends.close_all()
+        session = container_engines.session("docker")
+        session.images("node", "bash")
+        monkeypatch.setenv("DOCKER_HOST", session.host)
     card = hostile.examine(backend, suite=SUITE, groups=(group,), claimed_only=True)
     assert card.of(Verdict.HELD)
     assert not card.failed, card.text()

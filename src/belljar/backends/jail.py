@@ -122,6 +122,12 @@ class JailBackend:
                         "--security-opt apparmor=unconfined --security-opt systempaths=unconfined"
                     ),
                 )
+        if facts.bare_root:
+            return Availability(
+                available=False,
+                reason="root without CAP_SYS_ADMIN can neither mount nor give each run its own ids",
+                fix="in a container: docker run --user 1000, or docker run --cap-add SYS_ADMIN",
+            )
         notes = list(jail_report.shortcomings(facts))
         notes += outcome.notices(self.disabled)
         return Availability(available=True, notes=tuple(notes))

@@ -77,7 +77,7 @@ def of(
     captured: Mapping[str, HeadTail],
     *,
     wall: float,
-    cpu: float,
+    cpu: float | None,
     peak_memory: int | None,
     survivors: int,
     kill_seconds: float,

@@ -13,7 +13,9 @@ from .base import Backend
 # a run does, so the names we ship are known here; `test_registry` keeps the two equal.
 BUILT_IN = {
     "bubblewrap": "belljar.backends.bubblewrap:BubblewrapBackend",
+    "docker": "belljar.backends.docker:DockerBackend",
     "firejail": "belljar.backends.firejail:FirejailBackend",
+    "gvisor": "belljar.backends.gvisor:GvisorBackend",
     "inprocess": "belljar.backends.inprocess:InProcessBackend",
     "jail": "belljar.backends.jail:JailBackend",
     "landlock": "belljar.backends.landlock:LandlockBackend",
@@ -21,11 +23,14 @@ BUILT_IN = {
     "subprocess": "belljar.backends.subprocess:SubprocessBackend",
 }
 # `auto` tries these in order: the strongest that starts fast comes first. A set-uid bubblewrap or
-# firejail makes jails where users have no namespaces of their own.
-PREFERENCE: tuple[str, ...] = ("jail", "bubblewrap", "firejail", "landlock", "subprocess")
+# firejail makes jails where users have no namespaces of their own. An engine is only asked for
+# where there is no jail: to ask takes longer than a run.
+PREFERENCE: tuple[str, ...] = (
+    "jail", "bubblewrap", "firejail", "docker", "landlock", "subprocess",
+)  # fmt: skip
 if sys.platform != "linux":
     BUILT_IN["subprocess"] = "belljar.backends.portable:PortableBackend"
-    for _name in ("bubblewrap", "firejail", "jail", "landlock", "nsjail"):
+    for _name in ("bubblewrap", "docker", "firejail", "gvisor", "jail", "landlock", "nsjail"):
         del BUILT_IN[_name]
     PREFERENCE = ("subprocess",)
 GROUP = "belljar.backends"

@@ -28,8 +28,11 @@ class HostFacts:
     seccomp_problem: str = ""
     cgroup: cgroup.Home | None
     cpus: tuple[int, ...]
+    # Root that may not mount, as in a container: it cannot make a jail the way root does.
+    bare_root: bool = False
 
 
+_CAP_SYS_ADMIN = 21
 _probing = threading.Lock()
 
 
@@ -56,7 +59,14 @@ def _probed() -> HostFacts:
         seccomp_problem=filters,
         cgroup=cgroup.find(),
         cpus=tuple(sorted(os.sched_getaffinity(0))),
+        bare_root=os.geteuid() == 0 and not _may_administer(),
     )
+
+
+def _may_administer() -> bool:
+    with open("/proc/self/status") as file:
+        effective = next(line for line in file if line.startswith("CapEff:")).split()[1]
+    return bool(int(effective, 16) >> _CAP_SYS_ADMIN & 1)
 
 
 def _attempt(what: str) -> None:

@@ -79,14 +79,16 @@ CLOSED = _words("""
 """)
 
 # Calls that give a file its mode, and which argument that is: no file of a guest's is ever set-id.
-_MODES = {
+MODES = {
     "chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "open": 2, "openat": 3, "creat": 1,
 }  # fmt: skip
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
-_NAMESPACES = 0x7E02_0000  # every CLONE_NEW* that clone knows
-_CLONE_PARENT = 0x8000  # a child that would not be below the guest, but beside it
+NAMESPACES = 0x7E02_0000  # every CLONE_NEW* that clone knows
+CLONE_PARENT = 0x8000  # a child that would not be below the guest, but beside it
 _MAP_SHARED, _MAP_SHARED_VALIDATE, _MAP_TYPE, _MAP_ANONYMOUS = 1, 3, 0xF, 0x20
-_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
+# Calls that are allowed only with some of their arguments.
+CONDITIONED = (*MODES, "clone", "ioctl", "mknod", "mknodat", "socket", "socketpair")
 _FIFO, _REGULAR, _SOCKET = 0o010000, 0o100000, 0o140000
 
 _LOAD, _JUMP, _EQUAL, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x05, 0x15, 0x35, 0x45, 0x54, 0x06
@@ -103,7 +105,7 @@ def base(machine: str = syscalls.MACHINE) -> bytes:
     actions |= dict.fromkeys(CLOSED, _EPERM)
     actions["mknod"] = _node(1)
     actions["mknodat"] = _node(2)
-    for name, argument in _MODES.items():
+    for name, argument in MODES.items():
         actions[name] = _no_set_id(argument)
     actions["openat2"] = _ENOSYS  # its mode is in memory, out of a filter's sight
     return _search(actions, _ENOSYS, machine)
@@ -122,11 +124,11 @@ def delta(
     actions["clone3"] = _ENOSYS
     actions["clone"] = (
         _argument(0),
-        _op(_ANY_BIT, _NAMESPACES | _CLONE_PARENT, 0, 1),
+        _op(_ANY_BIT, NAMESPACES | CLONE_PARENT, 0, 1),
         _op(_RETURN, _EPERM),
         _op(_RETURN, _ALLOW),
     )
-    actions["ioctl"] = _one_of(1, (_TIOCSTI, _TIOCLINUX), then=_EPERM, otherwise=_ALLOW)
+    actions["ioctl"] = _one_of(1, TERMINAL_INPUT, then=_EPERM, otherwise=_ALLOW)
     actions["socket"] = _one_of(0, families, then=_ALLOW, otherwise=_EAFNOSUPPORT)
     actions["socketpair"] = _one_of(0, (AF_UNIX,), then=_ALLOW, otherwise=_EAFNOSUPPORT)
     if not memfd:

@@ -120,7 +120,7 @@ def signals_to_itself(pid: int, *, machine: str = syscalls.MACHINE) -> bytes:
 
 
 def _clone(children: bool) -> tuple[bytes, ...]:
-    head = (_argument(0), _op(jail._ANY_BIT, jail._NAMESPACES, 0, 1), _op(_RETURN, _EPERM))
+    head = (_argument(0), _op(jail._ANY_BIT, jail.NAMESPACES, 0, 1), _op(_RETURN, _EPERM))
     if children:
         return (*head, _op(_RETURN, _ALLOW))
     return (

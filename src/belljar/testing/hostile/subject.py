@@ -140,6 +140,8 @@ class EngineSubject:
         self.name = backend.name
         self.klass = class_of(backend.isolation)
         self._level = level_for(backend.isolation)
+        # What a backend cannot limit is not asked of it: it would refuse, and test nothing.
+        self._unheld: frozenset[str] = getattr(backend, "unheld", frozenset())
         self._stopped = False
         self._going: dict[Cancel, threading.Thread] = {}
 
@@ -185,7 +187,7 @@ class EngineSubject:
             result = self._engine.run(
                 request,
                 level=self._level,
-                wishes=job.wishes(),
+                wishes=self._wishes(job),
                 backend=self.name,
                 emit=emit,
                 cancel=cancel,
@@ -211,12 +213,15 @@ class EngineSubject:
             return replace(seen, failure=f"the result is not JSON: {error}")
         return replace(seen, wire=wire)
 
+    def _wishes(self, job: Job) -> dict[str, Any]:
+        return {name: wish for name, wish in job.wishes().items() if name not in self._unheld}
+
     def terminal(self, job: Job) -> bytes:
-        wishes = job.wishes()
+        wishes = self._wishes(job)
         words = [sys.executable, "-m", "belljar", "run", "--backend", self.name]
         words += ["--level", self._level, "--lang", job.language]
         for name in ("timeout", "memory", "disk", "output", "processes"):
-            words += [f"--{name}", str(wishes[name])]
+            words += [f"--{name}", str(wishes[name])] if name in wishes else []
         return on_terminal([*words, "-c", job.code], timeout=job.timeout + _PATIENCE)
 
     def clean(self) -> None:

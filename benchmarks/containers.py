@@ -1,0 +1,74 @@
+"""What a run in a container costs: `docker run`, a cold run of ours, and one from the pool.
+
+    python benchmarks/containers.py [runs] [runtime]
+
+Needs an engine (DOCKER_HOST), its command line client and `belljar images build python`. The three
+are measured in turns, so that a noisy machine is noisy for all of them. `docker run` is given the
+same limits and closed doors, and starts nothing but the interpreter.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from belljar.backends.docker import DockerBackend
+from belljar.backends.gvisor import GvisorBackend
+from belljar.config import Settings
+from belljar.engine import Engine
+from belljar.images.names import image_name
+from belljar.types import Request
+
+
+def docker_run(runtime: str) -> None:
+    flags = (
+        f"run --rm -i --runtime {runtime} --network none --read-only --cap-drop ALL "
+        "--security-opt no-new-privileges --memory 256m --memory-swap 256m --cpus 1 "
+        "--pids-limit 512 --log-driver none --user 65534:65534 --tmpfs /tmp:size=16m "
+    )
+    command = ["docker", *flags.split(), image_name("python"), "python3", "-I", "-c", "print(1)"]
+    done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, check=True)
+    assert done.stdout == b"1\n"
+
+
+def timed(action: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    action()
+    return (time.perf_counter() - began) * 1000
+
+
+def main(runs: int, runtime: str) -> None:
+    kind = GvisorBackend if runtime == "runsc" else DockerBackend
+    cold, warm = kind(pool=0), kind(pool=2)
+    engines = [Engine(Settings(), backends={each.name: each}) for each in (cold, warm)]
+
+    def ours(engine: Engine) -> None:
+        result = engine.run(Request(code="print(1)"), level="standard", backend=cold.name)
+        assert result.stdout == "1\n", result
+
+    for _ in range(3):  # so that the pool is full
+        ours(engines[1])
+    taken: dict[str, list[float]] = {"docker run": [], "cold": [], "warm": []}
+    for _ in range(runs):
+        taken["docker run"].append(timed(lambda: docker_run(runtime)))
+        taken["cold"].append(timed(lambda: ours(engines[0])))
+        assert warm._pool is not None
+        warm._pool.settled(60)
+        taken["warm"].append(timed(lambda: ours(engines[1])))
+        warm._pool.settled(60)
+    for engine in engines:
+        engine.close()
+    base = statistics.median(taken["docker run"])
+    for name, times in taken.items():
+        median = statistics.median(times)
+        print(f"{name:12} median {median:7.1f} ms, min {min(times):7.1f} ms, {median / base:5.2f}x")
+    print(warm.metrics())
+
+
+if __name__ == "__main__":
+    main(
+        int(sys.argv[1]) if len(sys.argv) > 1 else 20, sys.argv[2] if len(sys.argv) > 2 else "runc"
+    )

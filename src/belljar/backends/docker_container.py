@@ -1,0 +1,256 @@
+"""One container of ours: made, started, checked, and removed; and the orphans of dead hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import time
+from typing import Any
+
+from ..docker_api import Api, ApiError
+from ..errors import BackendFailed, BackendUnavailable
+from ..guest import agent, protocol
+from ..images import names
+from . import agent_link
+from .docker_facts import EngineFacts
+from .docker_plan import Shape, container
+from .docker_usage import HostGroup
+
+OWNER, DEADLINE, RUNTIME = "dev.belljar.owner", "dev.belljar.deadline", "dev.belljar.runtime"
+_START_SECONDS = 60.0
+_REMOVE_TRIES = 5
+_OOM_TRIES = 6
+# No run of a container that waited may take longer: its deadline is written before it is known.
+LONGEST_RUN = 3600.0
+
+
+class Container:
+    """A started container whose agent waits for a program. Used once, then removed."""
+
+    def __init__(
+        self,
+        api: Api,
+        facts: EngineFacts,
+        shape: Shape,
+        seccomp: str,
+        *,
+        empty: str = "",
+        idle: float,
+        longest: float = LONGEST_RUN,
+    ) -> None:
+        self.api, self.shape = api, shape
+        self.born = time.monotonic()
+        labels = {
+            OWNER: owner(),
+            DEADLINE: str(int(time.time() + idle + longest + 120)),
+            RUNTIME: shape.runtime or "",
+        }
+        command = agent_link.command(idle)
+        body = container(shape, facts, labels, command, seccomp=seccomp, empty=empty)
+        self.id = self._create(body, facts)
+        self.socket: socket.socket | None = None
+        self.incoming = agent_link.Incoming()
+        self.group: HostGroup | None = None
+        self.python: tuple[int, ...] = ()
+        try:
+            attached = api.attach(self.id)
+            self.socket = attached.socket
+            self._start()
+            if shape.runtime is not None:
+                state = api.json("GET", f"/containers/{self.id}/json")["State"]
+                self.group = HostGroup(int(state["Pid"]))
+            self.socket.settimeout(_START_SECONDS)
+            self._greet(attached.early)
+            self.socket.settimeout(None)
+        except BaseException:
+            self.close()
+            with contextlib.suppress(BackendFailed, BackendUnavailable):  # the first one is told
+                self.remove()
+            raise
+
+    def _create(self, body: dict[str, Any], facts: EngineFacts) -> str:
+        try:
+            return str(self.api.json("POST", "/containers/create", body=body)["Id"])
+        except ApiError as error:
+            if error.status == 404 or "No such image" in error.message:
+                engine = f"{facts.name} at {self.api.path}"
+                raise names.missing(self.shape.image, engine) from error
+            raise
+
+    def _start(self) -> None:
+        try:
+            self.api.json("POST", f"/containers/{self.id}/start", timeout=_START_SECONDS)
+        except ApiError as error:
+            if "executable file not found" in error.message or "no such file" in error.message:
+                raise BackendUnavailable(
+                    f"image {self.shape.image!r} has no python3, which our agent in it needs",
+                    fix="add Python 3.9 or later to the image, or `belljar images build python`",
+                ) from error
+            raise
+
+    def _greet(self, early: bytes) -> None:
+        """Send the agent in, and see that its cage is the one that was ordered."""
+        assert self.socket is not None
+        try:
+            self.socket.sendall(agent_link.boot())
+            packets = self.incoming.feed(early)
+            while not packets:
+                piece = self.socket.recv(1 << 16)
+                if not piece:
+                    raise self._broken("ended before it was ready")
+                packets = self.incoming.feed(piece)
+            if packets[0].kind != agent.READY:
+                raise self._broken("did not greet")
+            facts = protocol.loads(packets[0].payload)
+        except (OSError, protocol.ProtocolError) as error:
+            raise self._broken(str(error)) from error
+        version = str(facts.get("python")) if isinstance(facts, dict) else ""
+        self.python = tuple(int(part) for part in version.split(".") if part.isdigit())
+        if wrong := amiss(self.shape, facts):
+            raise BackendFailed(
+                f"these protections are not on in the container: {', '.join(wrong)}",
+                fix="see `belljar doctor`: this engine does not do what it was asked to",
+            )
+
+    def _broken(self, what: str) -> BackendFailed:
+        said = self.incoming.complaint.decode("utf-8", "replace").strip()
+        return BackendFailed(
+            f"the agent in the container {what}{': ' + said if said else ''}", retryable=True
+        )
+
+    def alive(self) -> bool:
+        """Whether it still waits: nothing was said, and nobody hung up."""
+        if self.socket is None:
+            return False
+        poll = select.poll()
+        poll.register(self.socket.fileno(), select.POLLIN)
+        return not poll.poll(0)
+
+    def kill(self) -> None:
+        with contextlib.suppress(ApiError):  # it has just ended by itself
+            self.api.json("POST", f"/containers/{self.id}/kill", {"signal": "SIGKILL"})
+
+    def ended(self, timeout: float = 30.0) -> tuple[int, bool]:
+        """(exit code, killed for want of memory), in the engine's words, once it has ended."""
+        # What became of it the engine may learn later than that it ended, or never.
+        self.api.json("POST", f"/containers/{self.id}/wait", timeout=timeout)
+        oom = self.group is not None and self.group.oom_kills() > 0
+        for attempt in range(_OOM_TRIES):
+            state = self.api.json("GET", f"/containers/{self.id}/json")["State"]
+            code, oom = int(state.get("ExitCode", 0)), oom or bool(state.get("OOMKilled"))
+            if oom or code != 137:
+                break
+            time.sleep(0.05 * attempt)
+        return code, oom
+
+    def close(self) -> None:
+        """Hang up; the agent ends when it notices."""
+        if self.socket is not None:
+            self.socket.close()
+        if self.group is not None:
+            self.group.close()
+
+    def remove(self) -> None:
+        remove(self.api, self.id)
+
+
+def remove(api: Api, id: str) -> None:
+    """Kill and remove; returns when the engine no longer knows it."""
+    for attempt in range(_REMOVE_TRIES):
+        try:
+            api.json("DELETE", f"/containers/{id}", {"force": "1", "v": "1"})
+            return
+        except ApiError as error:
+            if error.status == 404:
+                return
+            # 409: somebody removes it already, or it is just starting. 500: busy file systems.
+            if attempt == _REMOVE_TRIES - 1:
+                raise
+            time.sleep(0.1 * 2**attempt)
+
+
+def amiss(shape: Shape, facts: Any) -> list[str]:
+    """What the agent found that is not as it was ordered. The kernel's word, not the engine's."""
+    if not isinstance(facts, dict):
+        return ["everything"]
+    on = frozenset(shape.layers)
+    gvisor = shape.runtime is not None
+    expected: dict[str, tuple[str, bool]] = {
+        "pid namespace": ("", facts.get("pid") == 1),
+        "its own process closed to the guest": ("", facts.get("sealed") is True),
+        "a user other than root": ("user", facts.get("uid") != 0),
+        "no capabilities": ("capabilities", facts.get("capabilities") == 0),
+        "no new privileges": ("capabilities", facts.get("no_new_privileges") is True or gvisor),
+        "seccomp": ("seccomp", facts.get("seccomp") is True),
+        "a read-only root": ("read_only_root", facts.get("read_only") is True),
+        "no network": (
+            "network",
+            facts.get("interfaces") == [] or shape.network != "none",
+        ),
+    }
+    if not gvisor:  # a sentry's guest does not see the control group that holds it
+        expected |= {
+            "memory": ("cgroup", _at_most(facts.get("memory"), shape.memory)),
+            "no swap": ("cgroup", facts.get("swap") in (0, None)),
+            "processes": ("cgroup", _at_most(facts.get("pids"), shape.processes)),
+            "processor time": ("cgroup", _at_most(facts.get("cpus"), shape.cpus + 0.01)),
+        }
+    return [name for name, (layer, good) in expected.items() if not good and layer in ("", *on)]
+
+
+def _at_most(found: object, wanted: float) -> bool:
+    return isinstance(found, int | float) and found <= wanted
+
+
+def owner() -> str:
+    """This very process, in words that outlive it: host, pid namespace, pid, time of start."""
+    return f"{_host()}:{_namespace()}:{os.getpid()}:{_started(os.getpid())}"
+
+
+def _host() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def _namespace() -> str:
+    try:
+        return str(os.stat("/proc/self/ns/pid").st_ino)
+    except OSError:
+        return "0"
+
+
+def _started(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rsplit(b")", 1)[1].split()[19].decode()
+    except (OSError, IndexError):
+        return "0"
+
+
+def orphaned(labels: dict[str, str], now: float) -> bool:
+    """Whether whoever made a container is gone: seen for ourselves, or else by its deadline."""
+    parts = labels.get(OWNER, "").split(":")
+    if len(parts) == 4 and parts[2].isdigit():
+        host, namespace, pid, started = parts
+        if (host, namespace) == (_host(), _namespace()):
+            return _started(int(pid)) != started
+    try:
+        return now > float(labels.get(DEADLINE, ""))
+    except ValueError:
+        return False
+
+
+def sweep(api: Api) -> int:
+    """Remove the containers of hosts that crashed; how many those were."""
+    found = api.json("GET", "/containers/json", {"all": "1", "filters": f'{{"label":["{OWNER}"]}}'})
+    gone = 0
+    for each in found:
+        if orphaned(each.get("Labels") or {}, time.time()):
+            remove(api, each["Id"])
+            gone += 1
+    return gone

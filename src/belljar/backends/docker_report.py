@@ -1,0 +1,152 @@
+"""What holds each policy field in a container, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .. import languages
+from ..policy import Policy
+from ..types import Enforcement, Request
+from .base import absent, best_effort, enforced
+from .docker_facts import EngineFacts
+from .docker_plan import all_mounts, objection, scratch
+from .jail_plan import disk_size
+
+
+def enforcement(
+    policy: Policy, request: Request, facts: EngineFacts, active: frozenset[str], *, gvisor: bool
+) -> dict[str, Enforcement]:
+    """Every policy field, and what will hold it with these layers."""
+    report = dict(_limits(policy, facts, active, gvisor))
+    report["network"] = _network(policy, facts, active, gvisor)
+    report["filesystem"] = _filesystem(policy, request, facts, active, gvisor)
+    report["mounts"] = _mounts(request, policy, facts)
+    if policy.limits.fuel is not None:
+        report["fuel"] = absent("a process has no fuel; the wasm backend counts it")
+    if policy.modules.active:
+        report["modules"] = best_effort("import lint before the run; a lint, not a boundary")
+    if not request.command and languages.of(request).seccomp != "default":
+        report["seccomp"] = (
+            enforced("the strict profile: no sockets, no memory files, no changed affinity")
+            if "seccomp" in active
+            else absent("no seccomp of ours in there")
+        )
+    return report
+
+
+def _limits(
+    policy: Policy, facts: EngineFacts, active: frozenset[str], gvisor: bool
+) -> Iterator[tuple[str, Enforcement]]:
+    group = f"cgroup v{facts.cgroup_version}" if "cgroup" in active else ""
+    none = absent(
+        "rootless without delegated control groups: the engine would only warn"
+        if facts.rootless
+        else "the engine has no control groups to limit it with"
+        if not (facts.memory and facts.pids and facts.cpu)
+        else "control groups are off"
+    )
+    whole = ", the whole sandbox with its kernel" if gvisor else ", all processes and their files"
+    swap = ", no swap" if facts.swap else ""
+    yield "timeout", enforced("the host's clock; then pid 1 kills all, or the engine the container")
+    yield (
+        "memory",
+        enforced(f"{group} memory controller of the container{whole}{swap}") if group else none,
+    )
+    if group or policy.limits.cpus >= facts.cores:
+        by = f"{group} cpu controller" if group else "this machine has no more cores than allowed"
+        yield "cpus", enforced(by)
+    else:
+        yield "cpus", none
+    yield "processes", _processes(policy, group, none, gvisor)
+    yield "disk", _disk(policy, active, gvisor)
+    yield (
+        "output",
+        enforced("the host keeps head and tail and drops the rest; the engine logs nothing")
+        if "output_cap" in active
+        else absent("the cap is off"),
+    )
+    yield (
+        "open_files",
+        enforced("RLIMIT_NOFILE") if "rlimits" in active else absent("rlimits are off"),
+    )
+
+
+def _processes(policy: Policy, group: str, none: Enforcement, gvisor: bool) -> Enforcement:
+    if not group:
+        return none
+    if not gvisor:
+        return enforced(f"{group} pids controller")
+    if "processes" in policy.explicit:
+        return absent("gVisor does not count a guest's processes, and a limit crashes its kernel")
+    return best_effort("by memory only: gVisor does not count a guest's processes")
+
+
+def _disk(policy: Policy, active: frozenset[str], gvisor: bool) -> Enforcement:
+    size = disk_size(policy)
+    if size > policy.limits.memory:
+        return absent(
+            f"the work directory is in memory, and {policy.limits.memory} bytes of memory cannot "
+            f"hold {size} bytes of disk"
+        )
+    places = ", ".join(f"{place} {each}" for place, each in scratch(size))
+    by = f"memory file systems of limited size: {places}"
+    if "read_only_root" not in active:
+        return absent(f"{by}; but the root is writable")
+    if "rlimits" in active:
+        by += "; a writable mount is the host's, RLIMIT_FSIZE holds each file in it"
+    return enforced(by)
+
+
+def _network(
+    policy: Policy, facts: EngineFacts, active: frozenset[str], gvisor: bool
+) -> Enforcement:
+    if "network" not in active:
+        return absent("the host's network is open")
+    match policy.network.mode:
+        case "any" if gvisor:
+            return absent("the sandbox's runtime may have no network; not offered with gVisor")
+        case "any":
+            if not facts.bridge:
+                return absent("the engine has no bridge network")
+            return enforced("open, as the policy asks, over the engine's bridge")
+        case "hosts":
+            return absent("a list of hosts needs the proxy, which is not built yet")
+    families = ", seccomp for other socket families" if "seccomp" in active else ""
+    return enforced(f"a network namespace with nothing but a loopback{families}")
+
+
+def _filesystem(
+    policy: Policy, request: Request, facts: EngineFacts, active: frozenset[str], gvisor: bool
+) -> Enforcement:
+    if (policy.filesystem.read_only or policy.filesystem.read_write) and (
+        problem := objection(all_mounts(policy, request), facts)
+    ):
+        return absent(problem)
+    parts = [
+        "gVisor, a kernel of its own" if gvisor else "the image as a root of its own",
+        *(["read-only"] if "read_only_root" in active else []),
+        *(["no capabilities", "no new privileges"] if "capabilities" in active else []),
+        *(["a user of the run's own"] if "user" in active else ["as root"]),
+        *(["our seccomp profile"] if "seccomp" in active else []),
+    ]
+    return enforced(", ".join(parts))
+
+
+def _mounts(request: Request, policy: Policy, facts: EngineFacts) -> Enforcement:
+    if not request.mounts:
+        return enforced("none asked for")
+    if problem := objection(all_mounts(policy, request), facts):
+        return absent(problem)
+    return enforced("bind mounts of the engine's; a project's metadata stays read-only")
+
+
+def shortcomings(facts: EngineFacts, gvisor: bool) -> Iterator[str]:
+    """What this engine lacks, each with its consequence."""
+    if not facts.seccomp and not gvisor:
+        yield "no seccomp: one layer less"
+    if not facts.swap and facts.memory:
+        yield "no swap accounting: a guest may use the host's swap beyond its memory"
+    if not facts.bridge:
+        yield "no bridge network: network=any is refused"
+    if gvisor:
+        yield "processes are bounded by memory only; a request that sets them is refused"

@@ -1,0 +1,354 @@
+"""The poll loop of one run in a container: one connection, on which everything comes and goes."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ..capture import HeadTail
+from ..collect import MAX_BYTES, MAX_FILES, MAX_SECONDS, Collected
+from ..errors import (
+    BackendFailed,
+    BackendUnavailable,
+    BelljarError,
+    CommandNotFound,
+    Partial,
+    RequestError,
+)
+from ..events import Emit, Output
+from ..guest import agent, protocol
+from ..report import Report
+from ..types import File
+from .base import Cancel
+from .docker_container import Container
+
+_WINDOW = 1 << 18  # of input that is on its way to a program which may never read it
+_KILL_SECONDS = 5.0  # an agent that has not reported the end of a killed guest is stuck
+_COLLECT_SECONDS = MAX_SECONDS + 10
+_PIECE = 1 << 18
+_KINDS = {agent.STDOUT: "stdout", agent.STDERR: "stderr"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Told:
+    """How the run ended, from the kernel through pid 1, or from the engine."""
+
+    wait_status: int
+    started: float
+    ended: float
+    cpu: float | None = None
+    peak_memory: int | None = None
+    oom_kills: int = 0
+    forks_refused: int | None = None
+    kill_seconds: float = 0.0
+    warnings: tuple[str, ...] = ()
+
+
+class AgentWatch:
+    """Runs one program in a waiting container until nothing of it is left there."""
+
+    def __init__(
+        self,
+        container: Container,
+        *,
+        run: str,
+        start: list[bytes],
+        program: bytes,
+        stdin: bytes,
+        timeout: float,
+        output_cap: int,
+        report: Report,
+        emit: Emit,
+        cancel: Cancel,
+    ) -> None:
+        assert container.socket is not None
+        self.captured = {"stdout": HeadTail(output_cap), "stderr": HeadTail(output_cap)}
+        self.found = Collected()
+        self.reason = ""
+        self._container, self._socket = container, container.socket
+        self._run, self._timeout = run, timeout
+        self._report, self._emit, self._cancel = report, emit, cancel
+        self._queue: deque[memoryview] = deque(memoryview(each) for each in start)
+        self._streams = {agent.PROGRAM: memoryview(program), agent.STDIN: memoryview(stdin)}
+        self._windows = dict.fromkeys(self._streams, _WINDOW)
+        self._current = memoryview(b"")
+        self._exit: dict[str, Any] | None = None
+        self._done = False
+        self._hard = False
+        self._file: tuple[str, int, bytearray] | None = None
+        self._collected = 0
+        self._began = self._deadline = 0.0
+        self._ended = 0.0
+        self._killed = 0.0
+        # Where the agent cannot see what it costs, it is read from outside.
+        self._group = container.group
+        self._cpu_before = container.group.cpu() if container.group is not None else None
+        self._outside: tuple[float | None, int | None] = (None, None)
+
+    def until_gone(self) -> Told:
+        """What became of the program; BackendFailed if the sandbox itself broke."""
+        self._socket.setblocking(False)
+        poll = select.poll()
+        poll.register(self._cancel.fileno(), select.POLLIN)
+        self._began = time.monotonic()
+        self._deadline = self._began + self._timeout
+        self._send()
+        while not self._done:
+            left = self._deadline - time.monotonic()
+            if left <= 0:
+                if self._out_of_time():
+                    break
+                continue
+            sending = select.POLLOUT if self._outgoing() else 0
+            poll.register(self._socket.fileno(), select.POLLIN | sending)
+            # A long time is waited for in pieces: poll takes no more than 24 days.
+            for fd, events in poll.poll(min(left, 3600) * 1000):
+                if fd != self._socket.fileno():
+                    poll.unregister(fd)
+                    self._kill("cancelled")
+                    continue
+                if events & select.POLLOUT:
+                    self._send()
+                if events & ~select.POLLOUT and not self._receive():
+                    self._done = True
+        for name, captured in self.captured.items():
+            if rest := captured.rest():
+                self._emit(Output(id=self._run, stream=name, data=rest))  # type: ignore[arg-type]
+        return self._told()
+
+    # Going out.
+
+    def _outgoing(self) -> bool:
+        return bool(self._current or self._queue) or any(self._next_pieces())
+
+    def _next_pieces(self) -> Iterator[int]:
+        for kind, data in self._streams.items():
+            if self._windows[kind] > 0 or not data:
+                yield kind
+
+    def _send(self) -> None:
+        while True:
+            if not self._current and not self._load():
+                return
+            try:
+                self._current = self._current[self._socket.send(self._current) :]
+            except BlockingIOError:
+                return
+            except OSError:  # it hung up: reading tells why
+                self._current = memoryview(b"")
+                self._queue.clear()
+                self._streams.clear()
+                return
+
+    def _load(self) -> bool:
+        """The next packet to send: first what waits in the queue, then pieces of the streams."""
+        if self._queue:
+            self._current = self._queue.popleft()
+            return True
+        for kind in self._next_pieces():
+            data, size = self._streams[kind], min(self._windows[kind], 1 << 16)
+            piece = bytes(data[:size])
+            self._streams[kind] = data[size:]
+            self._windows[kind] -= len(piece)
+            if not piece:
+                del self._streams[kind]  # the empty packet says that it is the end
+            self._current = memoryview(protocol.encode(kind, piece))
+            return True
+        return False
+
+    # Coming in.
+
+    def _receive(self) -> bool:
+        """False at the end of the connection."""
+        try:
+            piece = self._socket.recv(_PIECE)
+        except BlockingIOError:
+            return True
+        except OSError:
+            piece = b""
+        try:
+            packets = self._container.incoming.feed(piece)
+            for packet in packets:
+                self._take(packet)
+        except protocol.ProtocolError as malformed:
+            raise self._failure(f"the agent said something unheard of: {malformed}") from None
+        return bool(piece)
+
+    def _take(self, packet: protocol.Frame) -> None:
+        kind, payload = packet.kind, packet.payload
+        if kind in _KINDS:
+            name = _KINDS[kind]
+            if live := self.captured[name].feed(payload):
+                self._emit(Output(id=self._run, stream=name, data=live))  # type: ignore[arg-type]
+        elif kind == agent.FRAMES:
+            self._report.feed(payload)
+        elif kind == agent.CREDIT and len(payload) == 5 and payload[0] in self._windows:
+            self._windows[payload[0]] += int.from_bytes(payload[1:], "big")
+        elif kind == agent.EXIT and self._exit is None:
+            self._exit = _fields(payload)
+            self._ended = time.monotonic()
+            self._deadline = self._ended + _COLLECT_SECONDS
+            if self._group is not None:
+                self._outside = self._group.cpu(), self._group.peak_memory()
+        elif kind == agent.LISTED:
+            self._listed(_fields(payload))
+        elif kind == agent.DATA:
+            self._data(payload)
+        elif kind == agent.DONE:
+            self._close_file()
+            told = _fields(payload).get("warnings")
+            texts = told if isinstance(told, list) else []
+            self.found.warnings += [str(text)[:1000] for text in texts[:100]]
+            self._done = True
+        elif kind == agent.FAILED:
+            raise self._refused(_fields(payload))
+        else:
+            raise protocol.ProtocolError(f"packet kind 0x{kind:02x} out of place")
+
+    def _listed(self, fields: dict[str, Any]) -> None:
+        self._close_file()
+        size = fields.get("size")
+        try:
+            path = os.fsdecode(bytes.fromhex(fields["path"]))
+        except (KeyError, TypeError, ValueError):
+            raise protocol.ProtocolError("a file without a name") from None
+        if type(size) is not int or len(self.found.files) >= MAX_FILES:
+            raise protocol.ProtocolError("too many files, or one without a size")
+        if fields.get("data"):
+            self._file = (path, size, bytearray())
+        else:
+            self.found.files[path] = File(path=path, size=size)
+
+    def _data(self, piece: bytes) -> None:
+        self._collected += len(piece)
+        if self._file is None or self._collected > MAX_BYTES:
+            raise protocol.ProtocolError("more file data than was asked for")
+        self._file[2].extend(piece)
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            path, size, data = self._file
+            self._file = None
+            self.found.files[path] = File(
+                path=path, size=size, data=bytes(data), truncated=len(data) < size
+            )
+
+    # Ends.
+
+    def _kill(self, reason: str) -> None:
+        if self._exit is not None or self.reason:
+            return
+        self.reason = reason
+        self._killed = time.monotonic()
+        self._deadline = self._killed + _KILL_SECONDS
+        # What it would still be given does not matter any more. A packet half sent is finished.
+        self._streams.clear()
+        self._queue.append(memoryview(protocol.encode(agent.KILL)))
+        self._send()
+
+    def _out_of_time(self) -> bool:
+        """The deadline of the present phase has passed. True if there is nothing to wait for."""
+        if self._exit is not None:
+            self.found.warnings.append("collecting files took too long and was given up")
+            return True
+        if not self.reason:
+            self._kill("timeout")
+            return False
+        if not self._hard:
+            self._hard = True
+            self._deadline = time.monotonic() + _KILL_SECONDS * 6
+            self._container.kill()
+            return False
+        raise self._failure("the container could not be killed")
+
+    def _told(self) -> Told:
+        ended = self._ended or time.monotonic()
+        if self._exit is None:
+            return self._ask_engine(ended)
+        told = self._exit
+        if self.reason and self._killed:
+            kill = max(0.0, ended - self._killed)
+        else:
+            kill = _number(told, "kill") or 0.0
+        status = told.get("status")
+        if type(status) is not int or not 0 <= status <= 0xFFFF:
+            raise self._failure("the agent reported no exit status")
+        cpu, peak = _number(told, "cpu"), _whole(told, "peak")
+        if self._group is not None:
+            after, peak = self._outside
+            before = self._cpu_before
+            cpu = None if after is None or before is None else max(0.0, after - before)
+        return Told(
+            wait_status=status,
+            started=self._began,
+            ended=ended,
+            cpu=cpu,
+            peak_memory=peak,
+            oom_kills=_whole(told, "oom_kills") or 0,
+            forks_refused=_whole(told, "forks_refused"),
+            kill_seconds=kill,
+        )
+
+    def _ask_engine(self, ended: float) -> Told:
+        """The connection ended and the agent said nothing: the engine knows what became of it."""
+        try:
+            code, oom = self._container.ended()
+        except (BackendUnavailable, BackendFailed) as error:
+            raise self._failure(
+                f"the engine went away in mid-run: {error.message}", error.fix
+            ) from error
+        lost = "the sandbox was killed whole: its files are lost"
+        if self.reason or oom or code > 128:
+            return Told(
+                wait_status=9 if self.reason or oom else code - 128,
+                started=self._began,
+                ended=ended,
+                oom_kills=int(oom),
+                kill_seconds=max(0.0, ended - (self._killed or ended)),
+                warnings=(lost,),
+            )
+        said = self._container.incoming.complaint.decode("utf-8", "replace").strip()
+        raise self._failure(
+            f"the agent ended without a word, exit code {code}{': ' + said if said else ''}"
+        )
+
+    def _refused(self, fields: dict[str, Any]) -> BelljarError:
+        problem = str(fields.get("problem"))[:1000]
+        match fields.get("kind"):
+            case "command":
+                return CommandNotFound("command", problem)
+            case "files":
+                return RequestError("files", f"do not fit: {problem}", fix="raise `disk`")
+        return self._failure(problem)
+
+    def _failure(self, what: str, fix: str | None = None) -> BackendFailed:
+        return BackendFailed(
+            what,
+            fix=fix,
+            retryable=True,
+            partial=Partial(
+                stdout=self.captured["stdout"].text(), stderr=self.captured["stderr"].text()
+            ),
+        )
+
+
+def _fields(payload: bytes) -> dict[str, Any]:
+    fields = protocol.loads(payload)
+    if type(fields) is not dict:
+        raise protocol.ProtocolError("a payload is an object")
+    return fields
+
+
+def _number(fields: dict[str, Any], name: str) -> float | None:
+    found = fields.get(name)
+    return float(found) if isinstance(found, int | float) and found >= 0 else None
+
+
+def _whole(fields: dict[str, Any], name: str) -> int | None:
+    found = fields.get(name)
+    return found if type(found) is int and found >= 0 else None

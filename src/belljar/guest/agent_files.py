@@ -1,0 +1,143 @@
+"""What a program left in its work directory, sent to the host piece by piece, within bounds.
+
+Nobody else is alive when this runs, so nothing changes under our feet; but the names, the modes and
+the depth of what is there are a hostile program's work. Links are never followed, and what is
+mounted inside the work directory is not looked into: it is the host's own.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import stat
+import time
+
+from . import protocol
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+    Say = Callable[[int, bytes], None]
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_REGULAR = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+_PIECE = 1 << 18
+
+
+def send_changed(
+    bounds: dict[str, Any],
+    before: dict[bytes, tuple[int, int]],
+    say: Say,
+    listed: int,
+    data: int,
+) -> list[str]:
+    """Say every regular file that is not as in `before` (mtime, size); returns warnings."""
+    warnings: list[str] = []
+    budget = bounds["bytes"]
+    found, cut = 0, False
+    for path, parent, name, info in _walk(bounds, warnings):
+        if before.get(path) == (info.st_mtime_ns, info.st_size):
+            continue
+        if found >= bounds["files"]:
+            warnings.append(f"only the first {found} changed files are listed")
+            break
+        found += 1
+        wanted = any(_matches(os.fsdecode(path), glob) for glob in bounds["outputs"])
+        fd = -1
+        if wanted and info.st_nlink > 1:
+            warnings.append(f"{_shown(path)} has a second hard link and was not read")
+        elif wanted:
+            fd = _open(name, parent, _REGULAR)
+            if fd < 0:
+                warnings.append(f"{_shown(path)} could not be read")
+        told = {"path": path.hex(), "size": info.st_size, "data": fd >= 0}
+        say(listed, protocol.dumps(told))
+        if fd >= 0:
+            sent = _send(fd, budget, say, data)
+            budget -= sent
+            cut = cut or sent < info.st_size
+    if cut:
+        warnings.append(f"collected files were cut at {bounds['bytes'] >> 20} MiB in all")
+    return warnings
+
+
+def _send(fd: int, budget: int, say: Say, data: int) -> int:
+    sent = 0
+    try:
+        while sent < budget and (piece := os.read(fd, min(_PIECE, budget - sent))):
+            say(data, piece)
+            sent += len(piece)
+    finally:
+        os.close(fd)
+    return sent
+
+
+def _matches(path: str, glob: str) -> bool:
+    # "*.csv" means anywhere below, as in a .gitignore; a glob with a slash is anchored.
+    return fnmatch.fnmatchcase(path if "/" in glob else path.rsplit("/", 1)[-1], glob)
+
+
+def _shown(path: bytes) -> str:
+    return repr(protocol.clean(os.fsdecode(path)))
+
+
+def _open(name: bytes, parent: int | None, flags: int) -> int:
+    """Also what its owner took all rights from: the owner is us. -1 if it cannot be opened."""
+    try:
+        try:
+            return os.open(name, flags, dir_fd=parent)
+        except PermissionError:
+            os.chmod(name, 0o700, dir_fd=parent)
+            return os.open(name, flags, dir_fd=parent)
+    except OSError:
+        return -1
+
+
+def _walk(
+    bounds: dict[str, Any], warnings: list[str]
+) -> Iterator[tuple[bytes, int, bytes, os.stat_result]]:
+    """(path, parent descriptor, name, stat) of every regular file of the work directory."""
+    deadline = time.monotonic() + bounds["seconds"]
+
+    def warn(text: str) -> None:
+        if text not in warnings:
+            warnings.append(text)
+
+    def below(
+        parent: int, prefix: bytes, depth: int
+    ) -> Iterator[tuple[bytes, int, bytes, os.stat_result]]:
+        with os.scandir(parent) as entries:
+            for entry in entries:
+                if time.monotonic() > deadline:
+                    warn(f"listing files stopped after {bounds['seconds']:.0f} s")
+                    return
+                name = os.fsencode(entry.name)
+                try:
+                    info = os.stat(name, dir_fd=parent, follow_symlinks=False)
+                except OSError:
+                    continue
+                if info.st_dev != device:
+                    continue
+                if stat.S_ISREG(info.st_mode):
+                    yield prefix + name, parent, name, info
+                elif stat.S_ISDIR(info.st_mode):
+                    child = -1 if depth >= bounds["depth"] else _open(name, parent, _DIRECTORY)
+                    if child < 0:
+                        warn(f"{_shown(prefix + name)} could not be listed")
+                        continue
+                    try:
+                        yield from below(child, prefix + name + b"/", depth + 1)
+                    finally:
+                        os.close(child)
+
+    top = _open(os.fsencode(bounds["work"]), None, _DIRECTORY)
+    if top < 0:
+        warn("the work directory could not be opened")
+        return
+    try:
+        device = os.fstat(top).st_dev
+        yield from below(top, b"", 0)
+    finally:
+        os.close(top)

@@ -1,0 +1,1 @@
+"""Container images: made from this host's own files or from Dockerfiles, named, listed, removed."""

@@ -1,0 +1,13 @@
+# Python, bash and the usual small commands. The base is pinned by its digest when Belljar builds it:
+# `belljar images build python --from-dockerfile` pulls the tag, records the digest and builds on that.
+ARG BASE=python:3.12.11-slim-bookworm
+FROM ${BASE}
+USER 0
+# A read-only root could not keep what the interpreter compiles. What does not compile (templates, old
+# dialects) never did.
+RUN python3 -m compileall -q -f --invalidation-mode unchecked-hash "$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')" || true
+COPY image.json /usr/share/belljar/image.json
+ENV LANG=C.UTF-8 PYTHONDONTWRITEBYTECODE=1
+WORKDIR /workspace
+USER 1000:1000
+CMD ["bash"]
