@@ -1,0 +1,149 @@
+"""Builds the guests that the package carries: `python.wasm`, a CPython started beforehand.
+
+Runs when the package is built (hatch_build.py) and for `belljar wasm build`. Nothing here imports
+Belljar, so that it can be loaded from its file before there is a package.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+
+COMPONENTIZE = "0.25.1"  # brings CPython 3.14
+_HERE = os.path.dirname(os.path.abspath(__file__))
+GUESTS = os.path.join(_HERE, "guests")
+PYTHON = os.path.join(GUESTS, "python.wasm")
+# What becomes part of the component: (directory here, directory there).
+_PARTS = (("../guest", "belljar/guest"), ("inside", "belljar/wasm/inside"))
+_APP = "from belljar.wasm.inside.app import WitWorld\n__all__ = ['WitWorld']\n"
+# In an interpreter of its own: it embeds an engine, and a failure in it may end the process.
+_BUILD = "import sys, componentize_py; sys.argv[0] = 'componentize-py'; componentize_py.script()"
+
+Say = Callable[[str], None]
+
+
+class CannotBuild(Exception):
+    """The guest cannot be built here; the message says why and what would help."""
+
+
+def sources() -> dict[str, bytes]:
+    """Every file of ours that goes into the component, by its path in there."""
+    found = {}
+    for here, there in _PARTS:
+        directory = os.path.normpath(os.path.join(_HERE, here))
+        for name in sorted(os.listdir(directory)):
+            if name.endswith((".py", ".wit")):
+                with open(os.path.join(directory, name), "rb") as file:
+                    found[f"{there}/{name}"] = file.read()
+    return found
+
+
+def key() -> str:
+    """What the present sources would make: equal keys, equal guests."""
+    digest = hashlib.sha256(COMPONENTIZE.encode())
+    for name, content in sources().items():
+        digest.update(f"\0{name}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
+
+
+def description(path: str) -> dict[str, str]:
+    """What was noted about a guest when it was built; empty if there is none."""
+    try:
+        with open(path + ".json", encoding="utf-8") as file:
+            noted: dict[str, str] = json.load(file)
+        return noted if os.path.isfile(path) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def is_current() -> bool:
+    return description(PYTHON).get("key") == key()
+
+
+def build_python(say: Say) -> bool:
+    """Make `python.wasm` unless it is there already; True if it was made. CannotBuild if not."""
+    if is_current():
+        return False
+    with tempfile.TemporaryDirectory(prefix="belljar-wasm-build-") as scratch:
+        tool = _componentize(scratch, say)
+        stage = os.path.join(scratch, "stage")
+        for name, content in {"app.py": _APP.encode(), **sources()}.items():
+            path = os.path.join(stage, name)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "wb") as file:
+                file.write(content)
+        for package in ("belljar", "belljar/wasm"):
+            open(os.path.join(stage, package, "__init__.py"), "w").close()
+        say("building the Python guest for WebAssembly (10 to 20 seconds)")
+        made = os.path.join(scratch, "python.wasm")
+        wit = os.path.join(stage, "belljar/wasm/inside/program.wit")
+        words = ["-d", wit, "-w", "program", "componentize", "-p", stage, "app", "-o", made]
+        done = subprocess.run(
+            [sys.executable, "-c", _BUILD, *words],
+            env={**os.environ, "PYTHONPATH": tool},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            cwd=scratch,
+        )
+        if done.returncode != 0 or not os.path.isfile(made):
+            raise CannotBuild(f"componentize-py failed: {(done.stderr or done.stdout)[-2000:]}")
+        keep(made, PYTHON, {"key": key(), "made_by": f"componentize-py {COMPONENTIZE}"})
+    say(f"the Python guest is in {PYTHON}")
+    return True
+
+
+def keep(made: str, path: str, noted: dict[str, str]) -> None:
+    """Put a finished guest into its place, all at once, with a note of what it is."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(made, "rb") as file:
+        noted = {**noted, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    for name, content in (("", None), (".json", json.dumps(noted, sort_keys=True))):
+        new = f"{path}{name}.{os.getpid()}.new"
+        if content is None:
+            shutil.copyfile(made, new)
+        else:
+            with open(new, "w", encoding="utf-8") as file:
+                file.write(content + "\n")
+        os.replace(new, path + name)
+
+
+def _componentize(scratch: str, say: Say) -> str:
+    """A directory from which componentize_py can be imported; fetched if it is not installed."""
+    if _installed_version() == COMPONENTIZE:
+        return ""
+    target = os.path.join(scratch, "tool")
+    say(f"fetching componentize-py {COMPONENTIZE}, which builds the guest")
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+            "--no-deps", "--only-binary", ":all:", "--retries", "1", "--target", target,
+            f"componentize-py=={COMPONENTIZE}",
+        ],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )  # fmt: skip
+    if done.returncode != 0:
+        raise CannotBuild(
+            f"componentize-py {COMPONENTIZE} is not to be had: {done.stderr.strip()[-500:]}"
+        )
+    return target
+
+
+def _installed_version() -> str:
+    if importlib.util.find_spec("componentize_py") is None:
+        return ""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("componentize-py")
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,198 @@
+"""The component's one export: runs one program in an interpreter that was started at build time.
+
+Everything at the top level of this module has happened before the snapshot was taken; an instance
+begins in `execute`. It uses the same worker as every other backend, over a channel that is a
+function of the host's instead of a descriptor.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import io
+import os
+import random
+import sys
+
+import wit_world
+
+from ...guest import displays, failures, protocol, tables, values, worker
+from . import stdlib, world
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Any
+
+# Imported beforehand: the most used, which cost nobody anything until they are written to.
+_PRELOADED = """
+    abc argparse array ast asyncio base64 bdb bisect calendar collections.abc concurrent.futures
+    contextlib copy csv dataclasses datetime decimal difflib dis encodings.ascii encodings.cp437
+    encodings.idna encodings.latin_1 enum fractions functools glob graphlib hashlib heapq hmac html
+    inspect io itertools json keyword linecache locale logging math numbers operator pathlib pickle
+    pprint queue random re reprlib secrets shutil statistics string struct subprocess tempfile
+    textwrap threading time timeit tokenize traceback types typing unicodedata unittest
+    urllib.parse uuid warnings weakref zipfile zlib zoneinfo _strptime
+""".split()
+# Freed when a program has used up all the rest, so that there is room to say so.
+_BALLAST = 2 << 20
+
+
+class Channel:
+    """The host's function as the worker's channel; `close` is for good."""
+
+    def __init__(self, send: Any) -> None:
+        self._host = send
+        self.usable = True
+
+    def send(self, kind: int, payload: bytes = b"") -> bool:
+        if not self.usable or len(payload) > protocol.MAX_FRAME:
+            return False
+        self._host(kind, payload.decode("utf-8"))
+        return True
+
+    def send_encoded(self, frame: bytes) -> bool:
+        return self.send(frame[0], frame[protocol.HEADER :])
+
+    def close(self) -> None:
+        self.usable = False
+
+
+class Interpreter(worker.Interpreter):
+    """The worker's, with the memory that it keeps back taken from the snapshot."""
+
+    def _failed(
+        self,
+        error: BaseException,
+        trace: TracebackType | None,
+        filename: str,
+        lines: list[str],
+        memory: bool = True,
+    ) -> worker.Outcome:
+        _kept.clear()
+        return super()._failed(error, trace, filename, lines, memory)
+
+
+class WitWorld:
+    """The world's export, under the name that componentize-py looks for."""
+
+    def execute(self, request: str) -> int:
+        fields: dict[str, Any] = protocol.loads(request.encode("utf-8"), max_nodes=sys.maxsize)
+        os.environ.clear()
+        os.environ.update(fields["env"])
+        os.chdir(fields["directory"])
+        # Of a fixed length, so that seeding takes equally many instructions every time.
+        random.seed(1 << 256 | int.from_bytes(os.urandom(32), "big"))
+        sys.stdin = sys.__stdin__ = _input()
+        return _run(Channel(wit_world.send), fields)
+
+
+def _run(channel: Any, fields: dict[str, Any]) -> int:
+    code = 0
+    try:
+        outcome = Interpreter(channel).run(fields)
+        channel.send(protocol.END)
+        channel.close()
+        outcome.leave()
+    except SystemExit as leaving:
+        code = _exit_code(leaving)
+    except KeyboardInterrupt:
+        code = 130
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    return _finish(code)
+
+
+def _exit_code(leaving: SystemExit) -> int:
+    code = leaving.code
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    print(code, file=sys.stderr)
+    return 1
+
+
+def _finish(code: int) -> int:
+    """Exit handlers run, and files that the program left open are flushed."""
+    try:
+        atexit._run_exitfuncs()
+        main = sys.modules.get("__main__")
+        for name in [name for name in vars(main) if name != "__builtins__"] if main else ():
+            vars(main)[name] = None
+        # Only what is younger than the snapshot: the rest is frozen.
+        for thing in gc.get_objects():
+            if issubclass(type(thing), (io.TextIOWrapper, io.BufferedWriter)) and not thing.closed:
+                thing.flush()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None and not stream.closed:
+                stream.flush()
+    except BaseException:
+        return code or 120  # as CPython says when it cannot flush
+    return code
+
+
+def _input() -> io.TextIOWrapper:
+    return io.TextIOWrapper(open(0, "rb", closefd=False), encoding="utf-8", errors="strict")
+
+
+def _output(number: int) -> io.TextIOWrapper:
+    """As CPython has it for a pipe; componentize-py starts it without buffers."""
+    raw = open(number, "wb", closefd=False)
+    if number == 2:
+        return io.TextIOWrapper(
+            raw, encoding="utf-8", errors="backslashreplace", line_buffering=True
+        )
+    return io.TextIOWrapper(raw, encoding="utf-8")
+
+
+class _Nobody:
+    """A channel to nobody, for the rehearsal."""
+
+    usable = False
+
+    def send(self, kind: int, payload: bytes = b"") -> bool:
+        return False
+
+    send_encoded = send
+
+    def close(self) -> None:
+        return None
+
+
+def _rehearse() -> None:
+    """Run a program that does a little of everything, so that its first time is not an instance's."""
+    import builtins
+
+    main = sys.modules.get("__main__")
+    for program in ("import json\nprint(end='')\n[1, {'a': 2.5}]", "def f(): 1 / 0\nf()"):
+        stderr, sys.stderr = sys.stderr, io.StringIO()
+        _run(_Nobody(), {"code": program, "filename": "main.py", "args": [], "context": {}})
+        sys.stderr = stderr
+    values.encode([1, "a", {"b": b"c"}])
+    del builtins.display  # type: ignore[attr-defined]
+    if main is not None:
+        sys.modules["__main__"] = main
+
+
+stdlib.freeze("/python")
+stdlib.install()
+for _name in _PRELOADED:
+    importlib.import_module(_name)
+world.change(wit_world.leave)
+worker._BALLAST = 0
+_kept = [bytes(_BALLAST)]
+sys.stdout = sys.__stdout__ = _output(1)
+sys.stderr = sys.__stderr__ = _output(2)
+sys.path[:] = [""]
+sys.argv = sys.orig_argv = ["main.py"]
+os.environ.clear()
+_rehearse()
+_kept[:] = [bytes(_BALLAST)]
+_LOADED = (displays, failures, tables)  # at the end there may be nothing left to import with
+importlib.invalidate_caches()
+sys.path_importer_cache.clear()
+gc.collect()
+gc.freeze()
