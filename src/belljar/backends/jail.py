@@ -1,13 +1,12 @@
 """Backend `jail`: full CPython, or any command, in a fresh kernel jail from a warm fork server.
 
 Theory of operation
-- `zygotes.py` hands out ready jails, `linux/zygote.py` and `linux/inner.py` make them (they say
+- `zygotes.py` hands out ready jails, `linux/zygote.py` and `linux/slot.py` make them (they say
   which process holds which descriptor and who kills whom). Here a run is: take a jail, write the
   start message and the program to it, read until it is gone, collect its files, give it back.
-- A result is returned when the run's init, which is ours, has no children left: everybody in its
-pid
-  namespace is a child of its, or will be. Exit status and usage are init's words, on a socket that
-  the guest never had. What is left then is init's own end and the unmounting.
+- A result is returned when the guest has been waited for and pid 1 of its namespace, which is ours,
+  has no children left: everybody in there is a child of its, or will be. Exit status and usage are
+  the slot's words, on a socket that the guest never had. What is left then is the unmounting.
 - The work directory is a memory file system. We hold a descriptor of it from the start; it lives
   until that is closed, so files are read when nobody is left who could change them.
 - Each protection is a layer that can be switched off in the constructor, for tests that ask what
@@ -15,7 +14,7 @@ pid
 
 Facts relied on, and how to check them again: `belljar doctor`; `pytest tests/linux tests/backends`.
 - In a pid namespace every orphan becomes a child of pid 1, and its end is everybody's end.
-- A signal that pid 1 has blocked is kept for it, even one that it would have ignored.
+- A process has given its children on to pid 1 when its own end is announced.
 - RLIMIT_NPROC counts per user namespace.
 
 What it does not protect against: a kernel bug reachable through the allowed calls, and side
@@ -50,7 +49,7 @@ from .zygotes import Jail
 if TYPE_CHECKING:
     from ..linux.probe import HostFacts
 
-_HARD_KILL_SECONDS = 2.0
+_KILL_SECONDS = 10.0  # a jail that still lives then is broken
 
 
 class JailBackend:
@@ -222,7 +221,7 @@ class JailWatch(Watch):
         request, limits = plan.request, plan.policy.limits
         self._jail = jail
         self._began = 0.0
-        self._hard = False
+        self._killed = 0.0
         if not request.stdin:
             os.close(jail.stdin)
         group = jail.group
@@ -251,8 +250,17 @@ class JailWatch(Watch):
         self._send(self._jail.frames.fileno())
 
     def until_gone(self) -> Ended:
-        ended = super().until_gone()
-        return replace(ended, started=min(self._began, ended.ended))
+        try:
+            ended = super().until_gone()
+        except BackendFailed:
+            self._kill_all()  # its slot is gone, who would have
+            raise
+        ended = replace(ended, started=min(self._began, ended.ended))
+        # A guest that had ended when our kill came was not ended by it.
+        if ended.reason or not self.reason or ended.wait_status != signal.SIGKILL:
+            return ended
+        passed = max(0.0, ended.ended - self._killed)
+        return replace(ended, reason="host", kill_seconds=ended.kill_seconds + passed)
 
     def _supervisor_says(self, fd: int) -> None:
         super()._supervisor_says(fd)
@@ -263,21 +271,14 @@ class JailWatch(Watch):
         if self.ended is not None or self.reason:
             return
         self.reason = reason
-        self._deadline = time.monotonic() + _HARD_KILL_SECONDS
+        self._killed = time.monotonic()
+        self._deadline = self._killed + _KILL_SECONDS
         self._on_kill()
-        self._signal(signal.SIGTERM)
+        self._kill_all()
 
-    def _out_of_time(self) -> bool:
-        if self.reason and self.ended is None and not self._hard:
-            self._hard = True
-            self._deadline = time.monotonic() + _HARD_KILL_SECONDS
-            self._signal(signal.SIGKILL)
-            return False
-        return super()._out_of_time()
-
-    def _signal(self, number: int) -> None:
+    def _kill_all(self) -> None:
         with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
-            signal.pidfd_send_signal(self._jail.pidfd, number)
+            signal.pidfd_send_signal(self._jail.pidfd, signal.SIGKILL)
 
 
 def _start_message(request: Request, spec: Spec) -> tuple[bytes, dict[str, collect.Stamp]]:

@@ -115,7 +115,7 @@ class Shape:
     cpus: float
 
     def message(self, cores: tuple[int, ...]) -> dict[str, Any]:
-        """Plain values for `linux/inner.py`."""
+        """Plain values for `linux/slot.py`."""
         every, memory, cpu = self.watch or (0.0, 0, 0.0)
         return {
             "disk": self.disk,

@@ -1,7 +1,7 @@
 """The host's side of a warm fork server: starting it, taking ready jails from it, ending it.
 
 A `Zygote` is one process of `linux/zygote.py`. For every `Shape` that runs ask for it has a shelf:
-a socket on which the init of each new jail announces itself, with the run's descriptors in the same
+a socket on which the slot of each new jail announces it, with the run's descriptors in the same
 message. A parked jail is therefore a message that nobody has read yet, and costs this process
 nothing. Everything here is called from many threads.
 """
@@ -114,7 +114,7 @@ class Shelf:
 
 
 class Slot:
-    """A process of the zygote's that makes jails, one at a time, in a control group of its own."""
+    """A process of the zygote's that makes jails, one at a time: see `linux/slot.py`."""
 
     def __init__(self, number: int, group: Group | None, orders: socket.socket) -> None:
         self.number, self.group, self.orders = number, group, orders
@@ -154,7 +154,7 @@ class Zygote:
 
     def _greet(self) -> None:
         from ..linux import syscalls
-        from ..linux.zygote import FIRST_UID
+        from ..linux.slot import FIRST_UID
 
         outer = self.outer
         view = outer.view
@@ -317,16 +317,14 @@ class Zygote:
     def _slot(self, shelf: Shelf) -> Slot:
         """A slot with the limits of the shelf's shape: the one that rested longest, or a new one.
 
-        What the last run had mounted is then gone. Without control groups one slot serves all.
+        What the last run had mounted is then gone.
         """
-        grouped = "cgroup" in self.outer.layers and self.facts.cgroup is not None
-        if not grouped and shelf.slots:
-            return next(iter(shelf.slots.values()))
-        if grouped and shelf.free:
+        if shelf.free:
             slot = shelf.free.pop(0)
-            assert slot.group is not None
-            slot.group.renew()
+            if slot.group is not None:
+                slot.group.renew()
             return slot
+        grouped = "cgroup" in self.outer.layers and self.facts.cgroup is not None
         group = self._group(shelf.shape) if grouped else None
         orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         fds = [os.open(path, os.O_WRONLY) for path in (group.procs if group is not None else ())]
@@ -351,7 +349,7 @@ class Zygote:
             self.facts.cgroup,
             secrets.token_hex(8),
             memory=shape.memory,
-            processes=shape.processes + 2,  # the slot and init are ours
+            processes=shape.processes + 2,  # the slot and the anchor are ours
             cpus=shape.cpus,
             die_together=False,
         )

@@ -1,12 +1,14 @@
 """The guest of a run, from its fork to the program: it gives everything up, checks that, and waits.
 
-`inner.py` has the theory of operation. Nothing here may import after the zygote has its own root:
+`slot.py` has the theory of operation. Nothing here may import after the zygote has its own root:
 the files of this package are not in there.
 """
 
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
+import _socket
+import array
 import atexit
 import fcntl
 import gc
@@ -16,7 +18,7 @@ import os
 import resource
 import sys
 
-from . import landlock, root, seccomp, syscalls
+from . import landlock, namespaces, root, seccomp, syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,8 +44,13 @@ class Settled:
 
 
 def be_guest(
-    shape: dict[str, Any], settled: Settled, own: tuple[int, int, int, int], ready: int
+    shape: dict[str, Any],
+    settled: Settled,
+    own: tuple[int, int, int, int],
+    answer: _socket.socket,
 ) -> NoReturn:
+    """The slot's child, second in its pid namespace."""
+    ready = answer.detach()
     try:
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
         ruleset = settled.rulesets.get(shape["tcp"], -1)
@@ -53,13 +60,19 @@ def be_guest(
             os.dup2(fd, number, inheritable=number < FRAMES)
         ready, ruleset = FRAMES + 1, FRAMES + 2 if ruleset >= 0 else -1
         syscalls.close_from(len(kept))
+        _enter(shape, settled)
+        work = os.open(root.WORK, os.O_RDONLY | os.O_DIRECTORY)
+        mounts = os.open("/proc/self/ns/mnt", os.O_RDONLY)
         _lose_everything(shape, settled, ruleset)
         _check(settled)
         if settled.rehearse is not None:
             settled.rehearse()
-        os.write(ready, b"ready")
+        answer = _socket.socket(fileno=ready)
+        passed = array.array("i", (work, mounts))
+        answer.sendmsg([b"ready"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, passed)])
+        answer.detach()
         syscalls.close_from(FRAMES + 1)
-    except BaseException as error:  # noqa: BLE001 - told to init, and through it to the host
+    except BaseException as error:  # noqa: BLE001 - told to the slot, and through it to the host
         os.write(ready, f"{type(error).__name__}: {error}".encode())
         os._exit(120)
     try:
@@ -71,8 +84,32 @@ def be_guest(
     _work(settled, start)
 
 
+def _enter(shape: dict[str, Any], settled: Settled) -> None:
+    """Namespaces, mounts and a /proc of our own."""
+    flags = syscalls.CLONE_NEWNS
+    if "namespaces" in settled.layers:
+        flags |= syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS
+        flags |= syscalls.CLONE_NEWNET if shape["own_network"] else 0
+    syscalls.unshare(flags)
+    if flags & syscalls.CLONE_NEWNET:
+        namespaces.loopback_up()
+    root.prepare_run(
+        uid=shape["uid"],
+        disk=shape["disk"],
+        inodes=shape["inodes"],
+        waiting=shape["waiting"],
+    )
+    syscalls.mount(
+        "proc",
+        "/proc",
+        "proc",
+        syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC,
+        "subset=pid,hidepid=ptraceable",
+    )
+
+
 def _be_the_first_to_go() -> None:
-    """When the run's memory is used up the kernel takes one of the guest's, never init."""
+    """When the run's memory is used up the kernel takes one of the guest's, never the slot."""
     fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
     os.write(fd, b"1000")
     os.close(fd)
@@ -88,7 +125,7 @@ def _lose_everything(shape: dict[str, Any], settled: Settled, ruleset: int) -> N
     if uid:
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
-        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # else our own /proc files are not ours
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # else our own /proc files are not ours
     _be_the_first_to_go()
     if "namespaces" in settled.layers:
         syscalls.unshare(syscalls.CLONE_NEWUSER)

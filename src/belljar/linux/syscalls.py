@@ -24,6 +24,7 @@ NUMBERS |= {
     "open_tree": 428,
 }
 
+CLONE_VM = 0x0000_0100
 CLONE_NEWNS = 0x0002_0000
 CLONE_NEWUTS = 0x0400_0000
 CLONE_NEWIPC = 0x0800_0000
@@ -87,6 +88,30 @@ def mount(
 def umount(target: str) -> None:
     """Take a mount and all below it out of this mount namespace."""
     _check(_libc.umount2(os.fsencode(target), ctypes.c_int(MNT_DETACH)), f"umount {target}")
+
+
+class Stack:
+    """A little memory for `clone_waiting` to stand on; keep it as long as that process lives."""
+
+    _SIZE = 64 << 10
+
+    def __init__(self) -> None:
+        self._memory = ctypes.create_string_buffer(self._SIZE)
+
+    @property
+    def top(self) -> int:
+        return (ctypes.addressof(self._memory) + self._SIZE) & ~0xFF
+
+
+def clone_waiting(stack: Stack) -> int:
+    """A child that shares our memory and calls the C library's `pause`, for ever; its pid.
+
+    Block every signal first: it has our handlers, and they would run in our memory.
+    """
+    wait = ctypes.cast(_libc.pause, ctypes.c_void_p)
+    top = ctypes.c_void_p(stack.top)
+    flags = ctypes.c_int(CLONE_VM | 17)  # SIGCHLD
+    return _check(_libc.clone(wait, top, flags, None), "clone")
 
 
 def setns(fd: int, kind: int) -> None:

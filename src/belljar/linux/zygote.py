@@ -1,4 +1,4 @@
-"""A warm interpreter in a jail of its own, which forks one inner jail for every run.
+"""A warm interpreter in a jail of its own, whose slots fork one inner jail for every run.
 
 Theory of operation
 
@@ -6,8 +6,9 @@ Theory of operation
                      └─fork─> zygote (this file): pid 1 of the outer pid namespace. Empty
                      environment,
                               no secrets, one thread, modules preloaded, BASE filter on
-                                └─fork─> slot: has joined the control groups of a run
-                                           └─fork─> init of a run ─fork─> guest   (inner.py)
+                                └─fork─> slot: has joined the control groups of its runs (slot.py)
+                                           └─fork─> guest, in a pid namespace of its own
+                                                    (run_guest.py)
 
 The outer jail is made once: user, pid, mount, ipc, uts and (unless the policy opens it) network
 namespaces, a root of our own (root.py), no_new_privs. As root its user namespace maps a high range
@@ -16,7 +17,7 @@ ordinary user has one id to map, his own.
 
 The host writes marshalled dicts on the control socket (SOCK_SEQPACKET, descriptors ride along); it
 is the same interpreter on both sides, and nobody else holds that socket. We answer once, with one
-line. Everything about a run goes over the shelf socket of its slot, straight from its init.
+line. Everything about a run goes over the shelf socket, straight from its slot.
 
 Who kills whom: when the host closes the control socket, or dies, we exit; as we are pid 1 the
 kernel kills every run. When the launcher dies we die (PR_SET_PDEATHSIG). Program code never runs in
@@ -27,21 +28,18 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
 import _socket
-import array
 import builtins
 import gc
 import marshal
 import os
 import sys
 
-from . import inner, landlock, root, run_guest, seccomp, seccomp_jail, syscalls
+from . import landlock, root, run_guest, seccomp, seccomp_jail, slot, syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-FIRST_UID = 1  # of the first run, in the zygote's own ids; the next run has the next one
-_MESSAGE = 1 << 18
 _ALL = (
     syscalls.CLONE_NEWUSER
     | syscalls.CLONE_NEWNS
@@ -54,7 +52,7 @@ _ALL = (
 def main(control: int) -> None:
     """Become the zygote that the first message on `control` describes; serve until it closes."""
     sock = _socket.socket(fileno=control)
-    spec: dict[str, Any] = marshal.loads(sock.recv(_MESSAGE))
+    spec: dict[str, Any] = marshal.loads(sock.recv(slot.MESSAGE))
     try:
         _enter(spec, sock)
         settled = _settle(spec)
@@ -235,7 +233,7 @@ def _serve(control: _socket.socket, settled: run_guest.Settled, ids: int) -> Non
     """Start slots until the host closes the control socket: then we end, and all with us."""
     number = 0
     while True:
-        message, fds = _receive(control)
+        message, fds = slot.receive(control)
         if not message:
             os._exit(0)
         orders, shelf, *groups = fds
@@ -244,44 +242,7 @@ def _serve(control: _socket.socket, settled: run_guest.Settled, ids: int) -> Non
             for fd in groups:
                 os.write(fd, b"0")
                 os.close(fd)
-            _serve_slot(_socket.socket(fileno=orders), shelf, settled, number, ids)
+            slot.serve(orders, shelf, settled, number, ids)
         for fd in fds:
             os.close(fd)
         number += 1
-
-
-def _serve_slot(
-    orders: _socket.socket, shelf: int, settled: run_guest.Settled, number: int, ids: int
-) -> None:
-    """Make a jail for every order; each is born into the control groups that we have joined.
-
-    Joining one takes the kernel ten milliseconds and stops everybody else who wants to: so it is
-    done once for many runs, by us, and not by every guest for itself.
-    """
-    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
-    own_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-    turn = 0
-    while True:
-        message, _ = _receive(orders)
-        if not message:
-            os._exit(0)
-        shape: dict[str, Any] = marshal.loads(message)
-        # No two runs at a time have one: a slot with control groups makes one run after another.
-        shape["uid"] = FIRST_UID + (number * 256 + turn % 256) % (ids - FIRST_UID) if ids else 0
-        turn += 1
-        key = families, memfd, affinity = tuple(shape["filter"])
-        if key not in settled.filters:
-            settled.filters[key] = seccomp_jail.delta(families, memfd=memfd, affinity=affinity)
-        syscalls.unshare(syscalls.CLONE_NEWPID)
-        if os.fork() == 0:
-            orders.close()
-            inner.be_init(shape, settled, shelf)
-        syscalls.setns(own_namespace, syscalls.CLONE_NEWPID)
-
-
-def _receive(sock: _socket.socket) -> tuple[bytes, list[int]]:
-    message, ancillary, _, _ = sock.recvmsg(_MESSAGE, _socket.CMSG_SPACE(4 * 16))
-    fds = array.array("i")
-    for _, _, data in ancillary:
-        fds.frombytes(data)
-    return message, list(fds)

@@ -1,0 +1,333 @@
+"""A slot of a zygote: it makes one jail after another, and waits for each until nobody is left.
+
+Theory of operation
+
+    zygote ──fork──> slot: has joined the control groups of its runs; one run at a time
+                       │ a new pid namespace for its next children, then
+                       ├─clone─> anchor: pid 1 of that namespace. It shares the slot's memory, and
+                       │         all it does is to wait, with every signal blocked; what its orphans
+                       │         leave the kernel collects
+                       └─fork──> guest: pid 2 (run_guest.py). Makes its own mounts, gives everything
+                                 up, says "ready", waits for the host's start message, runs
+
+The slot makes the pipes and sockets of the run. The guest keeps 0, 1, 2 and the frame socket, 3.
+The host gets the other ends, the work directory and a pidfd of the anchor, in one message on the
+shelf socket; from then on neither slot nor zygote has a part in the run until the guest ended.
+
+Why an anchor: a program that were pid 1 itself would not die of its own signals and would have to
+collect orphans. As it shares memory, it costs next to nothing to make; a forked interpreter would
+copy hundreds of pages. It never runs a line of Python.
+
+Who kills whom: the host kills the anchor by its pidfd, and with it the kernel kills everybody in
+its namespace. When the guest has ended by itself, the slot asks the kernel whether the anchor has
+children: every orphan of the namespace becomes its child, so with none nobody is left. If it has
+some, the anchor is killed and waited for, which the kernel lets end only after all the others. Then
+the slot writes one line with the wait status and what was used up. If the slot dies, the guest does
+(PR_SET_PDEATHSIG), and the host, who finds the run socket closed, kills the anchor.
+
+Nothing here may import: the files of this package are not in the jail.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]
+import _socket
+import array
+import marshal
+import os
+import resource
+import time
+
+from . import seccomp_jail, syscalls
+from .run_guest import Settled, be_guest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+FIRST_UID = 1  # of the first run, in the zygote's own ids; the next run has the next one
+MESSAGE = 1 << 18
+_PAGE = resource.getpagesize()
+_EVERY_SIGNAL = tuple(_signal.valid_signals())
+
+
+def serve(orders: int, shelf: int, settled: Settled, number: int, ids: int) -> NoReturn:
+    """Make a jail for every order, until the host closes the socket they come by.
+
+    Joining a control group takes the kernel ten milliseconds and stops everybody else who wants to:
+    so it is done once for many runs, by us, and not by every guest for itself.
+    """
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
+    # Our memory is the anchor's, who lives among the guest's processes.
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGCHLD,))
+    desk = _Desk(_socket.socket(fileno=orders), _socket.socket(fileno=shelf))
+    turn = 0
+    while True:
+        message, _ = receive(desk.orders)
+        if not message:
+            os._exit(0)
+        shape: dict[str, Any] = marshal.loads(message)
+        # No two runs at a time have one: a slot makes one run after another.
+        shape["uid"] = FIRST_UID + (number * 256 + turn % 256) % (ids - FIRST_UID) if ids else 0
+        turn += 1
+        key = families, memfd, affinity = tuple(shape["filter"])
+        if key not in settled.filters:
+            settled.filters[key] = seccomp_jail.delta(families, memfd=memfd, affinity=affinity)
+        _one_run(desk, shape, settled)
+
+
+class _Desk:
+    """What a slot keeps from run to run."""
+
+    def __init__(self, orders: _socket.socket, shelf: _socket.socket) -> None:
+        self.orders, self.shelf = orders, shelf
+        self.own_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        self.stack = syscalls.Stack()
+
+
+class _Run:
+    """The processes of one run, and the descriptors that we hold of it."""
+
+    def __init__(self) -> None:
+        self.anchor = self.guest = 0
+        self.run = self.work = -1
+        self.ours: list[int] = []
+        self.theirs: list[int] = []
+
+    def end(self) -> float:
+        """Nobody is left when this returns; the processor seconds of those who were."""
+        seconds = 0.0
+        if self.anchor:
+            os.kill(self.anchor, 9)
+        for pid in (self.guest, self.anchor):
+            if pid:
+                usage = os.wait4(pid, 0)[2]
+                seconds += usage.ru_utime + usage.ru_stime
+        self.guest = self.anchor = 0
+        return seconds
+
+    def handed_over(self) -> None:
+        for fd in self.theirs:
+            os.close(fd)
+        self.theirs.clear()
+
+    def close(self) -> None:
+        self.handed_over()
+        for fd in self.ours:
+            os.close(fd)
+        self.ours.clear()
+
+
+def _one_run(desk: _Desk, shape: dict[str, Any], settled: Settled) -> None:
+    run = _Run()
+    try:
+        _start(run, desk, shape, settled)
+        _rehearse(run, shape["watch"])
+        _tell(desk.shelf, f"ready {shape['slot']}".encode(), run.theirs)
+    except BaseException as error:  # noqa: BLE001 - the host must hear of it, whatever it is
+        run.end()
+        run.close()
+        _tell(desk.shelf, f"failed {shape['slot']} {type(error).__name__}: {error}".encode())
+        return
+    run.handed_over()
+    _watch(run, shape["watch"])
+    run.end()
+    run.close()
+
+
+def _start(run: _Run, desk: _Desk, shape: dict[str, Any], settled: Settled) -> None:
+    """Returns when the guest is ready."""
+    syscalls.unshare(syscalls.CLONE_NEWPID)
+    try:
+        # The pipes come later: the anchor closes nothing.
+        run.anchor = _start_anchor(desk)
+        run_host, run.run = _socketpair()
+        frames_host, frames_guest = _socketpair()
+        stdin_guest, stdin_host = os.pipe()
+        stdout_host, stdout_guest = os.pipe()
+        stderr_host, stderr_guest = os.pipe()
+        ready, ready_guest = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        run.ours = [run.run]
+        run.theirs = [run_host, frames_host, stdin_host, stdout_host, stderr_host]
+        own = (stdin_guest, stdout_guest, stderr_guest, frames_guest)
+        run.guest = os.fork()
+        if run.guest == 0:
+            be_guest(shape, settled, own, ready_guest)
+    finally:
+        syscalls.setns(desk.own_namespace, syscalls.CLONE_NEWPID)
+    for fd in own:
+        os.close(fd)
+    ready_guest.close()
+    words, fds = receive(ready)
+    ready.close()
+    if words != b"ready":
+        raise OSError(0, words.decode("utf-8", "replace") or "the guest died in its set-up")
+    # The second keeps the run's mounts: undoing them must not be the guest's last act, for which
+    # the host waits.
+    run.work, mounts = fds
+    run.ours += (run.work, mounts)
+    pidfd = os.pidfd_open(run.anchor)
+    run.theirs += (os.dup(run.work), pidfd)
+
+
+def _start_anchor(desk: _Desk) -> int:
+    before = _signal.pthread_sigmask(_signal.SIG_BLOCK, _EVERY_SIGNAL)
+    _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)  # its dead are collected by the kernel
+    try:
+        return syscalls.clone_waiting(desk.stack)
+    finally:
+        _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
+
+
+def _socketpair() -> tuple[int, int]:
+    first, second = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    return first.detach(), second.detach()
+
+
+def receive(sock: _socket.socket) -> tuple[bytes, list[int]]:
+    """One message and the descriptors that came with it; nothing when the other end is gone."""
+    message, ancillary, _, _ = sock.recvmsg(MESSAGE, _socket.CMSG_SPACE(4 * 16))
+    fds = array.array("i")
+    for _, _, data in ancillary:
+        fds.frombytes(data)
+    return message, list(fds)
+
+
+def _tell(shelf: _socket.socket, words: bytes, fds: list[int] | None = None) -> None:
+    passed = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    shelf.sendmsg([words[:4000]], passed)
+
+
+def _rehearse(run: _Run, watch: dict[str, Any] | None) -> None:
+    """Touch what `_watch` will touch, while nobody waits: the fork left every page to be copied."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    _last_line(0, usage.ru_utime + usage.ru_stime, 0, time.monotonic(), 0.0, "")
+    _is_alone(run.anchor)
+    if watch:
+        _over(run, watch, 0)
+
+
+def _watch(run: _Run, watch: dict[str, Any] | None) -> None:
+    """Wait for the guest's end, see to it that nobody is left, and say so."""
+    started, reason, peak = time.monotonic(), "", 0
+    while True:
+        if watch:
+            told = _signal.sigtimedwait((_signal.SIGCHLD,), watch["every"])
+            if told is None:
+                reason, peak = _over(run, watch, peak)
+            if reason:
+                os.kill(run.anchor, 9)
+        pid, status, usage = os.wait4(run.guest, os.WNOHANG if watch and not reason else 0)
+        if pid:
+            break
+    run.guest = 0
+    ended = time.monotonic()
+    seconds = usage.ru_utime + usage.ru_stime
+    if reason or not _is_alone(run.anchor):
+        seconds += run.end()
+    line = _last_line(status, seconds, max(peak, usage.ru_maxrss * 1024), started, ended, reason)
+    try:
+        os.write(run.run, line)
+    except BrokenPipeError:
+        return  # nobody waits for this run any more
+
+
+def _last_line(
+    status: int, seconds: float, peak: int, started: float, ended: float, reason: str
+) -> bytes:
+    return (
+        f"exit {status} {seconds:.6f} {peak} {started:.6f} {ended:.6f} 0 "
+        f"{time.monotonic() - ended:.6f} {reason or '-'}\n"
+    ).encode()
+
+
+def _is_alone(anchor: int) -> bool:
+    """Whether the kernel says that pid 1 of the run's namespace has no children."""
+    return not _children(anchor, anchor)
+
+
+def _children(process: int, thread: int) -> list[int]:
+    fd = os.open(f"/proc/{process}/task/{thread}/children", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        text = b""
+        while piece := os.read(fd, 1 << 16):
+            text += piece
+    finally:
+        os.close(fd)
+    return [int(word) for word in text.split()]
+
+
+def _members(run: _Run) -> list[int]:
+    """The guest and everybody below it, and the orphans."""
+    found = [run.guest]
+    pending = [run.guest, run.anchor]
+    while pending:
+        process = pending.pop()
+        try:
+            for thread in os.listdir(f"/proc/{process}/task"):
+                below = _children(process, int(thread))
+                found += below
+                pending += below
+        except OSError:  # it ended while we looked
+            continue
+    return found
+
+
+def _over(run: _Run, watch: dict[str, Any], peak: int) -> tuple[str, int]:
+    """(why the run must end or nothing, the largest memory seen)."""
+    members = _members(run)
+    memory = _memory(run, members, watch["memory"]) if watch["memory"] else 0
+    peak = max(peak, memory)
+    if watch["memory"] and memory > watch["memory"]:
+        return "oom", peak
+    if watch["cpu"] and _cpu_seconds(members) > watch["cpu"]:
+        return "cpu", peak
+    return "", peak
+
+
+def _memory(run: _Run, members: list[int], limit: int) -> int:
+    # Resident sizes count shared pages many times: cheap, and an upper bound.
+    room = os.fstatvfs(run.work)
+    private = (room.f_blocks - room.f_bfree) * room.f_frsize
+    total = private
+    for pid in members:
+        total += _resident(pid)
+    if total <= limit:
+        return total
+    return private + sum(map(_own_memory, members))
+
+
+def _resident(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * _PAGE
+    except (OSError, IndexError):  # it ended while we looked
+        return 0
+
+
+def _own_memory(pid: int) -> int:
+    """What is this process's alone, and its share of what it shares with the rest of the run."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+            for line in file:
+                if line.startswith(b"Pss:"):
+                    return int(line.split()[1]) * 1024
+    except PermissionError:  # one that hides from us is counted in full
+        return _resident(pid)
+    except OSError:
+        return 0
+    return 0
+
+
+def _cpu_seconds(members: list[int]) -> float:
+    total = 0
+    for pid in members:
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                fields = file.read().rsplit(b")", 1)[1].split()
+        except (OSError, IndexError):
+            continue
+        total += sum(int(fields[index]) for index in (11, 12, 13, 14))
+    return total / os.sysconf("SC_CLK_TCK")
