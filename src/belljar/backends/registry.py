@@ -15,12 +15,13 @@ BUILT_IN = {
     "inprocess": "belljar.backends.inprocess:InProcessBackend",
     "jail": "belljar.backends.jail:JailBackend",
     "subprocess": "belljar.backends.subprocess:SubprocessBackend",
+    "wasm": "belljar.backends.wasm:WasmBackend",
 }
 # `auto` tries these in order: the strongest that starts fast comes first.
 PREFERENCE: tuple[str, ...] = ("jail", "subprocess")
 if sys.platform != "linux":
     BUILT_IN["subprocess"] = "belljar.backends.portable:PortableBackend"
-    del BUILT_IN["jail"]
+    del BUILT_IN["jail"], BUILT_IN["wasm"]
     PREFERENCE = ("subprocess",)
 GROUP = "belljar.backends"
 

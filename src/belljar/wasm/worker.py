@@ -44,6 +44,7 @@ READY = 0x11
 _GUEST_KINDS = frozenset(range(0x81, 0x88))
 _MAX_FRAME = 32 << 20
 _NEVER = 1 << 40
+_TICK = 0.02
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -60,15 +61,13 @@ class Clock:
     def __init__(self, raise_epoch: Any) -> None:
         self._raise = raise_epoch
         self._deadline = 0.0
-        self._awake = threading.Lock()
-        self._awake.acquire()
+        self._wake = threading.Event()
         self._asleep = False
 
     def start(self, seconds: float) -> None:
         self._deadline = time.monotonic() + seconds
         if self._asleep:
-            self._asleep = False
-            self._awake.release()
+            self._wake.set()
 
     def stop(self) -> None:
         self._deadline = 0.0
@@ -76,20 +75,21 @@ class Clock:
     def run(self) -> NoReturn:
         idle = 0
         while True:
-            deadline = self._deadline
-            now = time.monotonic()
+            deadline, now = self._deadline, time.monotonic()
             if deadline:
                 idle = 0
                 if now >= deadline:
                     self._raise()
-                time.sleep(0.02 if now >= deadline else min(0.02, deadline - now))
+                time.sleep(min(_TICK, deadline - now) if now < deadline else _TICK)
             elif idle < 10:
                 idle += 1
-                time.sleep(0.02)
+                time.sleep(_TICK)
             else:
+                self._wake.clear()
                 self._asleep = True
-                if not self._deadline:
-                    self._awake.acquire()
+                if not self._deadline:  # else it was started in between
+                    self._wake.wait()
+                self._asleep = False
                 idle = 0
 
 
