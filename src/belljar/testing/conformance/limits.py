@@ -94,7 +94,7 @@ class Limits(Backed):
         "code",
         [
             "x = [0] * 10**9",
-            "x = bytearray(2 << 30)",
+            "x = bytearray(1 << 30)",
             "x = []\nwhile True: x.append(bytearray(1 << 20))",
             "raise MemoryError",
         ],

@@ -21,7 +21,7 @@ _ABSENT = {
     **dict.fromkeys(("ssl", "_ssl"), "TLS"),
     **dict.fromkeys(("ctypes", "_ctypes"), "native libraries"),
     **dict.fromkeys(("mmap",), "memory maps"),
-    **dict.fromkeys(("multiprocessing", "_multiprocessing", "_posixsubprocess"), "processes"),
+    **dict.fromkeys(("_multiprocessing", "_posixsubprocess"), "processes"),
     **dict.fromkeys(("bz2", "_bz2", "lzma", "_lzma", "_zstd"), "compressors but zlib"),
     **dict.fromkeys(("curses", "_curses", "readline", "termios", "tty", "pty"), "terminals"),
     **dict.fromkeys(("tkinter", "_tkinter", "turtle", "idlelib"), "screens"),
