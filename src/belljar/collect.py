@@ -231,43 +231,38 @@ class _Walk:
 
 
 def remove_tree(path: str) -> None:
-    """Delete a directory that a guest wrote: any modes, any depth, never through a link."""
-    try:
-        top = _open_directory(path)
-    except FileNotFoundError:
-        return
-    try:
-        empty(top)
-    finally:
-        os.close(top)
-    os.rmdir(path)
-
-
-def empty(top: int) -> None:
-    """Delete all that a guest left in the directory behind the descriptor `top`.
+    """Delete a directory that a guest wrote: any modes, any depth, never through a link.
 
     Subdirectories are first moved side by side to the top, so that neither depth nor path length
     ever matters. A process that is still dying may write meanwhile: what it leaves is deleted, too.
     """
+    try:
+        top = _open_directory(path)
+    except FileNotFoundError:
+        return
     # Names that no guest can have guessed: what carries one is on our list already.
     mark = f"gone-{os.urandom(8).hex()}-"
     numbers = itertools.count()
     pending: list[str] = []
     deadline = time.monotonic() + MAX_SECONDS
-    _clear(top, top, mark, numbers, pending)
-    while pending:
-        name = pending.pop()
-        directory = _open_directory(name, top)
-        try:
-            _clear(directory, top, mark, numbers, pending)
-        finally:
-            os.close(directory)
-        try:
-            os.rmdir(name, dir_fd=top)
-        except OSError as error:
-            if error.errno != errno.ENOTEMPTY or time.monotonic() > deadline:
-                raise
-            pending.append(name)
+    try:
+        _clear(top, top, mark, numbers, pending)
+        while pending:
+            name = pending.pop()
+            directory = _open_directory(name, top)
+            try:
+                _clear(directory, top, mark, numbers, pending)
+            finally:
+                os.close(directory)
+            try:
+                os.rmdir(name, dir_fd=top)
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY or time.monotonic() > deadline:
+                    raise
+                pending.append(name)
+    finally:
+        os.close(top)
+    os.rmdir(path)
 
 
 def _clear(directory: int, top: int, mark: str, numbers: Iterator[int], pending: list[str]) -> None:

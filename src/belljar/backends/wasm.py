@@ -26,6 +26,7 @@ channels between runs on one machine.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 import weakref
@@ -40,7 +41,7 @@ from ..events import Emit
 from ..guest import protocol
 from ..linux import root
 from ..policy import Isolation, Policy
-from ..report import run_frame
+from ..report import Report, run_frame
 from ..types import GuestError, Request, Result
 from ..wasm import build, cache, engine
 from . import outcome, protect, wasm_plan, wasm_report
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from ..linux.probe import HostFacts
 
 _TRAP_CODE = 134  # as a shell would say of a process that was aborted
+_FULL = 1 << 16  # bytes left: the engine writes in pieces of that size
 _NOT_ASKED = object()
 
 
@@ -191,6 +193,7 @@ class WasmBackend:
                 cancel=cancel,
             )
             over = time.monotonic()
+            _explain_full_disk(report, worker.jail.work)
             found = collect.changed_files(worker.jail.work, before, request.outputs)
             result = outcome.of(
                 plan,
@@ -299,6 +302,14 @@ def _ending(ended: Ended, worker: Worker) -> Ending:
     if "all fuel consumed" in trap:
         reason = "fuel"
     return Ending(wait_status=(ended.report["code"] & 0xFF) << 8, reason=reason)
+
+
+def _explain_full_disk(report: Report, work: int) -> None:
+    """WASI says "input/output error" for a full disk; whether it is full, the kernel knows."""
+    if report.hint.errno == errno.EIO:
+        room = os.fstatvfs(work)
+        if not room.f_favail or room.f_bavail * room.f_frsize < _FULL:
+            report.hint = replace(report.hint, errno=errno.ENOSPC)
 
 
 def _with_engine_words(result: Result, ended: Ended) -> Result:

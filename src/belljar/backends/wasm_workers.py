@@ -20,7 +20,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .. import collect
 from ..capture import HeadTail
 from ..errors import BackendFailed, Partial
 from ..events import Emit, Output
@@ -45,6 +44,8 @@ _KILL_SECONDS = 10.0
 # The engine's own deadline comes first: a worker that keeps it need not be killed.
 _GRACE = 0.1
 _RUNS_A_WORKER = 5000
+_MOST_FILES, _DEEPEST = 1000, 16
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _ENVIRONMENT = {"LANG": "C.UTF-8", "RUST_BACKTRACE": "0"}
 
 
@@ -141,13 +142,11 @@ class Worker:
         return follow.until_over()
 
     def settle(self) -> None:
-        """Delete what the run has left, so that the next one finds nothing."""
+        """Delete what the run has left; a worker with too much of it is not fit for another."""
         work = self.jail.work
-        private = os.open("../tmp", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=work)
+        private = os.open("../tmp", _DIRECTORY, dir_fd=work)
         try:
-            for directory in (work, private):
-                if os.listdir(directory):
-                    collect.empty(directory)
+            self.healthy = _delete(work) and _delete(private)
         finally:
             os.close(private)
 
@@ -344,6 +343,30 @@ class _Following:
         return Partial(
             stdout=self._captured["stdout"].text(), stderr=self._captured["stderr"].text()
         )
+
+
+def _delete(directory: int, depth: int = 0) -> bool:
+    """Delete everything in an open directory, unless that would be much work; True if it is gone.
+
+    Nothing can be moved out of the way here: our user id means nothing to a file system that was
+    mounted in somebody else's user namespace.
+    """
+    with os.scandir(directory) as entries:
+        names = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    if len(names) > _MOST_FILES or depth > _DEEPEST:
+        return False
+    for name, is_directory in names:
+        if not is_directory:
+            os.unlink(name, dir_fd=directory)
+            continue
+        below = os.open(name, _DIRECTORY, dir_fd=directory)
+        try:
+            if not _delete(below, depth + 1):
+                return False
+        finally:
+            os.close(below)
+        os.rmdir(name, dir_fd=directory)
+    return True
 
 
 class Pool:

@@ -88,11 +88,16 @@ class Files(Backed):
         result = jar.run(
             f"""
             import os
-            os.symlink({str(canary)!r}, "link.out")
-            os.symlink({str(open_dir)!r}, "dir.out")
-            os.symlink("plain.out", "inner.out")
+            for target, name in (
+                ({str(canary)!r}, "link.out"), ({str(open_dir)!r}, "dir.out"), ("plain.out", "inner.out")
+            ):
+                try:
+                    os.symlink(target, name)
+                except PermissionError:
+                    pass  # wasm refuses links that lead out as they are made
             open("plain.out", "w").write("mine")
-            os.mkfifo("fifo.out")
+            if hasattr(os, "mkfifo"):
+                os.mkfifo("fifo.out")
             """,
             outputs=("*.out", "dir.out/*"),
         )
@@ -106,7 +111,10 @@ class Files(Backed):
             """
             import os
             open("new\\nline", "w").write("1")
-            open(b"bad-\\xff", "w").write("2")
+            try:
+                open(b"bad-\\xff", "w").write("2")
+            except OSError:
+                pass  # wasm has only names that are text
             open("shut", "w").write("3")
             os.chmod("shut", 0)
             os.mkdir("closed")

@@ -8,6 +8,7 @@ function of the host's instead of a descriptor.
 from __future__ import annotations
 
 import atexit
+import errno
 import gc
 import importlib
 import io
@@ -147,6 +148,27 @@ def _output(number: int) -> io.TextIOWrapper:
     return io.TextIOWrapper(raw, encoding="utf-8")
 
 
+# Numbers as the host counts them; WASI has its own.
+_HOST_NUMBERS = {
+    "EAGAIN": 11, "EDQUOT": 122, "EFBIG": 27, "EIO": 5, "EMFILE": 24, "ENFILE": 23, "ENOSPC": 28,
+    "EPIPE": 5,  # there are no pipes: a file whose last write failed
+}  # fmt: skip
+_describe = failures.describe
+
+
+def _describe_for_host(
+    error: BaseException, trace: TracebackType | None, filename: str, lines: list[str]
+) -> dict[str, Any]:
+    """What failed, with the host's number for it, where the host would want to know."""
+    wire = _describe(error, trace, filename, lines)
+    name = errno.errorcode.get(wire.pop("errno", 0), "")
+    if name == "EIO" and OSError.__dict__["filename"].__get__(error) is not None:
+        name = "EMFILE"  # WASI has no word for it, and nothing else fails so when a file is opened
+    if name in _HOST_NUMBERS:
+        wire["errno"] = _HOST_NUMBERS[name]
+    return wire
+
+
 class _Nobody:
     """A channel to nobody, for the rehearsal."""
 
@@ -177,6 +199,7 @@ stdlib.install()
 for _name in _PRELOADED:
     importlib.import_module(_name)
 world.change(wit_world.leave)
+failures.describe = _describe_for_host
 worker._BALLAST = 0
 _kept = [bytes(_BALLAST)]
 sys.stdin = sys.__stdin__ = _input()
