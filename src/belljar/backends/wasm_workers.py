@@ -157,8 +157,11 @@ class Worker:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.jail.pidfd, signal.SIGKILL)
 
-    def end(self) -> None:
-        """Kill it and give everything back; returns when the kernel has ended it."""
+    def end(self, *, keep: bool = True) -> None:
+        """Kill it and give everything back; returns when the kernel has ended it.
+
+        Unless `keep`, nothing that was made for this kind of worker is kept for the next.
+        """
         self.kill()
         deadline = time.monotonic() + _KILL_SECONDS
         gone = select.poll()
@@ -168,7 +171,7 @@ class Worker:
             os.close(fd)
         self.jail.run.close()
         self.jail.frames.close()
-        self.jail.release(keep=True)
+        self.jail.release(keep=keep)
 
     def _send(self, message: bytes) -> None:
         frames = self.jail.frames
@@ -401,7 +404,7 @@ class Pool:
                     self._idle.setdefault(worker.house, []).append(worker)
                     surplus = self._surplus()
         if surplus is not None:
-            surplus.end()
+            surplus.end(keep=keep)
 
     def _surplus(self) -> Worker | None:
         """One worker of the kind that was not used for longest, if too many are kept."""

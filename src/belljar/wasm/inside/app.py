@@ -148,10 +148,11 @@ def _output(number: int) -> io.TextIOWrapper:
     return io.TextIOWrapper(raw, encoding="utf-8")
 
 
-# Numbers as the host counts them; WASI has its own.
+# WASI's numbers, and the host's for the same. There are no pipes: EPIPE is a file whose last write
+# failed.
 _HOST_NUMBERS = {
-    "EAGAIN": 11, "EDQUOT": 122, "EFBIG": 27, "EIO": 5, "EMFILE": 24, "ENFILE": 23, "ENOSPC": 28,
-    "EPIPE": 5,  # there are no pipes: a file whose last write failed
+    errno.EAGAIN: 11, errno.EDQUOT: 122, errno.EFBIG: 27, errno.EIO: 5, errno.EMFILE: 24,
+    errno.ENFILE: 23, errno.ENOSPC: 28, errno.EPIPE: 5,
 }  # fmt: skip
 _describe = failures.describe
 
@@ -161,11 +162,11 @@ def _describe_for_host(
 ) -> dict[str, Any]:
     """What failed, with the host's number for it, where the host would want to know."""
     wire = _describe(error, trace, filename, lines)
-    name = errno.errorcode.get(wire.pop("errno", 0), "")
-    if name == "EIO" and OSError.__dict__["filename"].__get__(error) is not None:
-        name = "EMFILE"  # WASI has no word for it, and nothing else fails so when a file is opened
-    if name in _HOST_NUMBERS:
-        wire["errno"] = _HOST_NUMBERS[name]
+    number = wire.pop("errno", 0)
+    if number == errno.EIO and OSError.__dict__["filename"].__get__(error) is not None:
+        number = errno.EMFILE  # WASI has no word for it; nothing else fails so at an open
+    if number in _HOST_NUMBERS:
+        wire["errno"] = _HOST_NUMBERS[number]
     return wire
 
 
