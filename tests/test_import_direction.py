@@ -21,6 +21,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "guest.values": ("guest",),
     # Kernel facilities know no policy, no request and no result; they only raise ours.
     "linux": ("errors",),
+    # WebAssembly guests and their workers. What is baked into a guest sees the guest's code only.
+    "wasm": ("errors",),
+    "wasm.inside": ("guest",),
     # The vocabulary.
     "errors": (),
     "units": ("errors",),
@@ -41,7 +44,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     # Backends sit below the engine and know nothing of the edges.
     "backends": (
         *CORE, "capture", "collect", "events", "guest", "interpreter", "languages", "lint",
-        "lint_rules", "linux", "report",
+        "lint_rules", "linux", "report", "wasm",
     ),
     "engine": (*CORE, "backends", "config", "events", "languages", "lint"),
     "api": (*CORE, "backends", "collect", "config", "engine", "events", "languages"),

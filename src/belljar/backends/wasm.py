@@ -135,7 +135,9 @@ class WasmBackend:
             return _lacking(f"no jail for its workers: {jail.reason}", jail.fix)
         notes = [*jail.notes]
         if not self._is_compiled(library):
-            notes.append("the first run compiles the guest for about ten seconds: belljar wasm prepare")
+            notes.append(
+                "the first run compiles the guest for about ten seconds: belljar wasm prepare"
+            )
         notes += outcome.notices(self.disabled)
         return Availability(available=True, notes=tuple(notes))
 
@@ -156,7 +158,7 @@ class WasmBackend:
         held = {} if self.disabled else report
         refuse_unless_held(self.name, self.isolation, policy, held)
         fuel = policy.limits.fuel is not None
-        guest = wasm_plan.GUESTS[language]
+        guest = build.GUESTS[language]
         compiled = os.path.join(cache.directory(), cache.name(guest, fuel=fuel, installed=library))
         return Plan(
             backend=self.name,

@@ -34,7 +34,6 @@ _WORKER_START = 0.5  # seconds of processor time
 # Where the worker finds its own things in the jail.
 _CODE, _LIBRARY, _GUEST = "/.wasm/code", "/.wasm/lib", "/.wasm/guest"
 _WASM_DIRECTORY = os.path.dirname(os.path.abspath(build.__file__))
-GUESTS = {"python": build.PYTHON}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ def language_of(request: Request) -> str:
         what = "interpreters of your own choice"
     else:
         language = languages.find(request.language).name
-        if language in GUESTS:
+        if language in build.GUESTS:
             return language
         what = f"{language} programs"
     raise BackendUnavailable(
@@ -178,7 +177,7 @@ def _house(
         outer=around.outer,
         shape=shape,
         argv=around.argv,
-        guest=GUESTS[language],
+        guest=build.GUESTS[language],
         compiled=_GUEST,
         fuel=limits.fuel is not None,
         memory=limits.memory if "store_limits" in active else 0,

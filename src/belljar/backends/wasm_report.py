@@ -47,7 +47,9 @@ def enforcement(
 
 def _timeout(active: frozenset[str]) -> Enforcement:
     kill = "the host's clock, then the kernel ends the worker's pid namespace"
-    return enforced(f"an epoch deadline in the engine, behind it {kill}" if "epoch" in active else kill)
+    return enforced(
+        f"an epoch deadline in the engine, behind it {kill}" if "epoch" in active else kill
+    )
 
 
 def _memory(policy: Policy, jail: Enforcement, active: frozenset[str]) -> Enforcement:
@@ -74,7 +76,9 @@ def _mounts(request: Request, jail: Enforcement) -> Enforcement:
     if not request.mounts or jail.state == "absent":
         return jail
     if lone := _lone_files((mount.src, mount.dst) for mount in request.mounts):
-        return absent(f"{lone!r} is a file: WASI shows directories, and files below the work directory")
+        return absent(
+            f"{lone!r} is a file: WASI shows directories, and files below the work directory"
+        )
     return enforced(f"WASI, one permission a mount; around the worker: {jail.by}")
 
 

@@ -18,8 +18,9 @@ from collections.abc import Callable
 
 COMPONENTIZE = "0.25.1"  # brings CPython 3.14
 _HERE = os.path.dirname(os.path.abspath(__file__))
-GUESTS = os.path.join(_HERE, "guests")
-PYTHON = os.path.join(GUESTS, "python.wasm")
+_GUESTS = os.path.join(_HERE, "guests")
+PYTHON = os.path.join(_GUESTS, "python.wasm")
+GUESTS = {"python": PYTHON}  # by language
 # What becomes part of the component: (directory here, directory there).
 _PARTS = (("../guest", "belljar/guest"), ("inside", "belljar/wasm/inside"))
 _APP = "from belljar.wasm.inside.app import WitWorld\n__all__ = ['WitWorld']\n"
@@ -63,13 +64,14 @@ def description(path: str) -> dict[str, str]:
         return {}
 
 
-def is_current() -> bool:
-    return description(PYTHON).get("key") == key()
+def is_current(path: str) -> bool:
+    """Whether a guest is what its sources would make now."""
+    return description(path).get("key") == KEYS[path]()
 
 
 def build_python(say: Say) -> bool:
     """Make `python.wasm` unless it is there already; True if it was made. CannotBuild if not."""
-    if is_current():
+    if is_current(PYTHON):
         return False
     with tempfile.TemporaryDirectory(prefix="belljar-wasm-build-") as scratch:
         tool = _componentize(scratch, say)
@@ -130,6 +132,8 @@ def _componentize(scratch: str, say: Say) -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
+        # In an isolated build this hides the installer from its own interpreter.
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
     )  # fmt: skip
     if done.returncode != 0:
         raise CannotBuild(
@@ -147,3 +151,7 @@ def _installed_version() -> str:
         return version("componentize-py")
     except PackageNotFoundError:
         return ""
+
+
+GUEST_BUILDERS = (build_python,)
+KEYS = {PYTHON: key}

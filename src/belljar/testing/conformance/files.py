@@ -88,11 +88,10 @@ class Files(Backed):
         result = jar.run(
             f"""
             import os
-            for target, name in (
-                ({str(canary)!r}, "link.out"), ({str(open_dir)!r}, "dir.out"), ("plain.out", "inner.out")
-            ):
+            leads = dict(link={str(canary)!r}, dir={str(open_dir)!r}, inner="plain.out")
+            for name, target in leads.items():
                 try:
-                    os.symlink(target, name)
+                    os.symlink(target, name + ".out")
                 except PermissionError:
                     pass  # wasm refuses links that lead out as they are made
             open("plain.out", "w").write("mine")

@@ -1,1 +1,1 @@
-"""What runs inside the WebAssembly component: baked into it with the interpreter when it is built."""
+"""What runs inside the WebAssembly component: part of it since it was built."""

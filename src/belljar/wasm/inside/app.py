@@ -27,15 +27,18 @@ if TYPE_CHECKING:
     from typing import Any
 
 # Imported beforehand: the most used, which cost nobody anything until they are written to.
-_PRELOADED = """
-    abc argparse array ast asyncio base64 bdb bisect calendar collections.abc concurrent.futures
-    contextlib copy csv dataclasses datetime decimal difflib dis encodings.ascii encodings.cp437
-    encodings.idna encodings.latin_1 enum fractions functools glob graphlib hashlib heapq hmac html
-    inspect io itertools json keyword linecache locale logging math numbers operator pathlib pickle
-    pprint queue random re reprlib secrets shutil statistics string struct subprocess tempfile
-    textwrap threading time timeit tokenize traceback types typing unicodedata unittest
-    urllib.parse uuid warnings weakref zipfile zlib zoneinfo _strptime
-""".split()
+_PRELOADED = (
+    "abc", "argparse", "array", "ast", "asyncio", "base64", "bdb", "bisect", "calendar",
+    "collections.abc", "concurrent.futures", "contextlib", "copy", "csv", "dataclasses",
+    "datetime", "decimal", "difflib", "dis", "encodings.ascii", "encodings.cp437",
+    "encodings.idna", "encodings.latin_1", "enum", "fractions", "functools", "glob", "graphlib",
+    "hashlib", "heapq", "hmac", "html", "inspect", "io", "itertools", "json", "keyword",
+    "linecache", "locale", "logging", "math", "numbers", "operator", "pathlib", "pickle",
+    "pprint", "queue", "random", "re", "reprlib", "secrets", "shutil", "statistics", "string",
+    "struct", "subprocess", "tempfile", "textwrap", "threading", "time", "timeit", "tokenize",
+    "traceback", "types", "typing", "unicodedata", "unittest", "urllib.parse", "uuid",
+    "warnings", "weakref", "zipfile", "zlib", "zoneinfo", "_strptime",
+)  # fmt: skip
 # Freed when a program has used up all the rest, so that there is room to say so.
 _BALLAST = 2 << 20
 
@@ -79,7 +82,7 @@ class WitWorld:
     """The world's export, under the name that componentize-py looks for."""
 
     def execute(self, request: str) -> int:
-        # The host's own words: they need no check. Every page that is touched here has to be copied.
+        # The host's own words: no check. Every page that is touched here has to be copied.
         fields: dict[str, Any] = protocol._scan(request, 0)[0]
         os.environ.update(fields["env"])
         os.chdir(fields["directory"])
@@ -185,11 +188,11 @@ class _Nobody:
 
 
 def _rehearse() -> None:
-    """Run a program that does a little of everything, so that its first time is not an instance's."""
+    """Run programs that do a little of everything: no instance does it for the first time then."""
     for program in ("import json\nprint(end='')\n[1, {'a': 2.5}]", "def f(): 1 / 0\nf()"):
         stderr, sys.stderr = sys.stderr, io.StringIO()
         nobody = _Nobody()
-        fields = {"code": program, "filename": "main.py", "args": [], "context": {}}
+        fields: dict[str, Any] = {"code": program, "filename": "main.py", "args": []}
         _run(Interpreter(nobody), nobody, fields)  # type: ignore[arg-type]
         sys.stderr = stderr
     values.encode([1, "a", {"b": b"c"}])
@@ -203,9 +206,10 @@ world.change(wit_world.leave)
 failures.describe = _describe_for_host
 worker._BALLAST = 0
 _kept = [bytes(_BALLAST)]
-sys.stdin = sys.__stdin__ = _input()
-sys.stdout = sys.__stdout__ = _output(1)
-sys.stderr = sys.__stderr__ = _output(2)
+_system: Any = sys
+_system.stdin = _system.__stdin__ = _input()
+_system.stdout = _system.__stdout__ = _output(1)
+_system.stderr = _system.__stderr__ = _output(2)
 sys.path[:] = [""]
 sys.argv = sys.orig_argv = ["main.py"]
 os.environ.clear()

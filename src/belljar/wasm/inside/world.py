@@ -66,7 +66,7 @@ def _looks_installed(name: str) -> bool:
 
 def change(leave: Callable[[int], None]) -> None:
     """Change the modules concerned; `leave` ends the instance with an exit code."""
-    sys.meta_path.append(Absent)  # type: ignore[arg-type]
+    sys.meta_path.append(Absent)
     _sleep_in_slices()
     _loop_without_sockets()
     _no_threads()
@@ -90,7 +90,7 @@ def _sleep_in_slices() -> None:
         while (left := end - now()) > 0:
             nap(min(left, _SLICE))
 
-    time.sleep = sleep
+    time.sleep = sleep  # type: ignore[assignment]
 
 
 def _loop_without_sockets() -> None:
@@ -98,7 +98,7 @@ def _loop_without_sockets() -> None:
     import asyncio
     import selectors
 
-    class NapSelector(selectors._BaseSelectorImpl):  # type: ignore[name-defined, misc]
+    class NapSelector(selectors._BaseSelectorImpl):
         def select(self, timeout: float | None = None) -> list[Any]:
             if timeout is None:
                 raise RuntimeError("asyncio waits for something that can never happen in wasm")
@@ -120,9 +120,9 @@ def _loop_without_sockets() -> None:
         def _write_to_self(self) -> None:
             return None
 
-    unix: Any = asyncio.unix_events  # type: ignore[attr-defined]
-    unix._UnixDefaultEventLoopPolicy._loop_factory = Loop
-    asyncio.EventLoop = asyncio.SelectorEventLoop = Loop  # type: ignore[misc]
+    library: Any = asyncio
+    library.unix_events._UnixDefaultEventLoopPolicy._loop_factory = Loop
+    library.EventLoop = library.SelectorEventLoop = Loop
 
 
 def _no_threads() -> None:
@@ -142,18 +142,15 @@ def _no_threads() -> None:
 def _no_processes() -> None:
     import subprocess
 
-    def start(self: object, *args: object, **named: object) -> NoReturn:
+    def start() -> NoReturn:
         raise OSError(errno.ENOTSUP, sentence("processes"))
 
-    subprocess.Popen._execute_child = start  # type: ignore[attr-defined]
-    real = subprocess.Popen.__init__
-
     def begin(self: Any, *args: Any, **named: Any) -> None:
-        self._child_created = False
-        start(self)
+        self._child_created = False  # for its finalizer
+        start()
 
-    begin.__doc__ = real.__doc__
-    subprocess.Popen.__init__ = begin  # type: ignore[method-assign]
+    popen: Any = subprocess.Popen
+    popen.__init__ = begin
 
     def missing(name: str) -> NoReturn:
         why = f": {sentence('processes')}" if name in _PROCESS_CALLS else ""
@@ -161,4 +158,4 @@ def _no_processes() -> None:
 
     for name in _PROCESS_CALLS & set(vars(os)):  # stubs that could only fail
         delattr(os, name)
-    os.__getattr__ = missing  # type: ignore[attr-defined]
+    os.__getattr__ = missing  # type: ignore[method-assign]
