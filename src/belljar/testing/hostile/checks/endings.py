@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ....types import Status
-from ..judge import allowance, breach_lines
+from ..judge import allowance, breach_lines, is_absent
 from ..scene import Noise, Scene
 from . import check
 
@@ -42,6 +42,8 @@ def status_truthful(scene: Scene, _: str) -> str | None:
 @check("exit_code_is")
 def exit_code_is(scene: Scene, expected: str) -> str | None:
     code = scene.seen.result.exit_code if scene.seen.result else None
+    if is_absent(scene.case, scene.klass, scene.seen):
+        return None
     return None if code == int(expected) else f"the exit code is {code}, not {expected}"
 
 
@@ -69,6 +71,8 @@ def open_files_le(scene: Scene, _: str) -> str | None:
     """The program says how many it could open; a pair of sockets is two."""
     stdout = scene.seen.result.stdout if scene.seen.result else ""
     counts = [int(number) for number in re.findall(r"^R:HELD (\d+)", stdout, re.MULTILINE)]
+    if not counts and is_absent(scene.case, scene.klass, scene.seen):
+        return None
     if not counts:
         return "the program did not say how many it could open"
     opened = max(counts) * (2 if "socketpair" in scene.case.code else 1)
