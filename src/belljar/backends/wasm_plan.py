@@ -43,6 +43,7 @@ class House:
     outer: jail_plan.Outer
     shape: jail_plan.Shape
     argv: tuple[str, ...]
+    language: str
     guest: str
     compiled: str
     fuel: bool
@@ -75,7 +76,7 @@ def language_of(request: Request) -> str:
         what = "interpreters of your own choice"
     else:
         language = languages.find(request.language).name
-        if language in build.GUESTS:
+        if language in build.GUESTS and build.description(build.GUESTS[language]):
             return language
         what = f"{language} programs"
     raise BackendUnavailable(
@@ -177,6 +178,7 @@ def _house(
         outer=around.outer,
         shape=shape,
         argv=around.argv,
+        language=language,
         guest=build.GUESTS[language],
         compiled=_GUEST,
         fuel=limits.fuel is not None,

@@ -69,7 +69,7 @@ class Ended:
 class Worker:
     """One process. `run` it, then `settle` it for the next run or `end` it."""
 
-    def __init__(self, jail: Jail, house: House, memory: int) -> None:
+    def __init__(self, jail: Jail, house: House, compiled: cache.Compiled) -> None:
         self.house, self.jail = house, jail
         self.runs = 0
         self.healthy = False
@@ -85,9 +85,12 @@ class Worker:
                                   "files": ()}))  # fmt: skip
         self._send(
             marshal.dumps({
+                "language": house.language,
                 "guest": house.compiled,
+                "parts": compiled.parts,
                 "fuel": house.fuel,
-                "memory": memory,
+                # The interpreter's own memory is not the program's.
+                "memory": house.memory + compiled.memory if house.memory else 0,
                 "preopens": house.preopens,
                 "directory": root.WORK,
             })
@@ -431,8 +434,7 @@ class Pool:
 def start(fleet: Fleet, house: House, compiled: cache.Compiled) -> Worker:
     """A new worker that has said that it is ready."""
     jail = fleet.take(house.outer, house.shape)
-    memory = house.memory + compiled.memory if house.memory else 0
-    worker = Worker(jail, house, memory)
+    worker = Worker(jail, house, compiled)
     try:
         worker.wait_until_ready()
     except BaseException:

@@ -1,4 +1,4 @@
-"""Builds the guests that the package carries: `python.wasm`, a CPython started beforehand.
+"""Builds the guests that the package carries: a CPython started beforehand, and QuickJS.
 
 Runs when the package is built (hatch_build.py) and for `belljar wasm build`. Nothing here imports
 Belljar, so that it can be loaded from its file before there is a package.
@@ -6,21 +6,33 @@ Belljar, so that it can be loaded from its file before there is a package.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import importlib.util
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
+import urllib.request
 from collections.abc import Callable
 
 COMPONENTIZE = "0.25.1"  # brings CPython 3.14
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _GUESTS = os.path.join(_HERE, "guests")
 PYTHON = os.path.join(_GUESTS, "python.wasm")
-GUESTS = {"python": PYTHON}  # by language
+JAVASCRIPT = os.path.join(_GUESTS, "javascript.wasm")
+GUESTS = {"python": PYTHON, "javascript": JAVASCRIPT}  # by language
+# QuickJS-NG as WebAssembly, MIT; whatever registry it comes from, it is this very file.
+_QUICKJS = "quickjs-wasi"
+_QUICKJS_VERSION = "3.6.2"
+_QUICKJS_SHA512 = (
+    "FCqGtGOrMgzUiIrMNMA2YnsOxCNwo31dzqXvclXUC6xeT35NJLKXQJsvbeCTjvoFAwZgEAPg8U6+KAPDGXn8Mg=="
+)
+_SNAPSHOT_SOURCES = ("javascript.py", "prelude.js", "wizer.py")
 # What becomes part of the component: (directory here, directory there).
 _PARTS = (("../guest", "belljar/guest"), ("inside", "belljar/wasm/inside"))
 _APP = "from belljar.wasm.inside.app import WitWorld\n__all__ = ['WitWorld']\n"
@@ -153,5 +165,57 @@ def _installed_version() -> str:
         return ""
 
 
-GUEST_BUILDERS = (build_python,)
-KEYS = {PYTHON: key}
+def build_javascript(say: Say) -> bool:
+    """Fetch QuickJS unless it is there already; True if it was fetched. CannotBuild if not."""
+    if is_current(JAVASCRIPT):
+        return False
+    say(f"fetching {_QUICKJS} {_QUICKJS_VERSION}, the JavaScript guest for WebAssembly")
+    package = _fetch_quickjs()
+    with tempfile.TemporaryDirectory(prefix="belljar-wasm-build-") as scratch:
+        made = os.path.join(scratch, "javascript.wasm")
+        os.makedirs(_GUESTS, exist_ok=True)
+        with tarfile.open(fileobj=io.BytesIO(package), mode="r:gz") as archive:
+            for name, path in (
+                ("package/quickjs.wasm", made),
+                ("package/LICENSE", os.path.join(_GUESTS, "javascript.LICENSE")),
+            ):
+                content = archive.extractfile(name)
+                if content is None:
+                    raise CannotBuild(f"{_QUICKJS} {_QUICKJS_VERSION} has no {name}")
+                with open(path, "wb") as file:
+                    shutil.copyfileobj(content, file)
+        keep(made, JAVASCRIPT, {"key": quickjs_key(), "made_by": f"{_QUICKJS} {_QUICKJS_VERSION}"})
+    say(f"the JavaScript guest is in {JAVASCRIPT}")
+    return True
+
+
+def _fetch_quickjs() -> bytes:
+    registry = os.environ.get("NPM_CONFIG_REGISTRY", "https://registry.npmjs.org").rstrip("/")
+    url = f"{registry}/{_QUICKJS}/-/{_QUICKJS}-{_QUICKJS_VERSION}.tgz"
+    try:
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            package: bytes = answer.read(16 << 20)
+    except (OSError, ValueError) as error:
+        raise CannotBuild(f"{url} is not to be had: {error}") from error
+    if base64.b64encode(hashlib.sha512(package).digest()).decode() != _QUICKJS_SHA512:
+        raise CannotBuild(f"{url} is not the file that it should be")
+    return package
+
+
+def quickjs_key() -> str:
+    return f"{_QUICKJS}-{_QUICKJS_VERSION}-{_QUICKJS_SHA512[:16]}"
+
+
+def snapshot_key(path: str) -> str:
+    """What else goes into a compiled guest, besides the guest itself."""
+    if path != JAVASCRIPT:
+        return ""
+    digest = hashlib.sha256()
+    for name in _SNAPSHOT_SOURCES:
+        with open(os.path.join(_HERE, name), "rb") as file:
+            digest.update(file.read())
+    return digest.hexdigest()[:8]
+
+
+GUEST_BUILDERS = (build_python, build_javascript)
+KEYS = {PYTHON: key, JAVASCRIPT: quickjs_key}

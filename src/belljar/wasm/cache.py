@@ -9,6 +9,7 @@ other; a file appears whole or not at all.
 from __future__ import annotations
 
 import fcntl
+import functools
 import json
 import os
 import platform
@@ -18,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import BackendFailed, BackendUnavailable
 from . import build, engine
@@ -32,10 +34,14 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A guest ready to run. `memory` is the size of its memory before it has run."""
+    """A guest ready to run. `memory` is the size of its memory before it has run.
+
+    `parts` are names of things in that memory, and where they are.
+    """
 
     path: str
     memory: int
+    parts: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +95,22 @@ def _unusable(path: str, why: str) -> BackendUnavailable:
 
 
 def name(guest: str, *, fuel: bool, installed: Library) -> str:
-    noted = build.description(guest)
+    identity = _identity(guest)
     kind = os.path.basename(guest).removesuffix(".wasm")
     meter = "fuel" if fuel else "epoch"
     return (
-        f"{kind}-{noted['sha256'][:16]}-wasmtime{installed.version}-{meter}-r{engine.REVISION}-"
+        f"{kind}-{identity}-wasmtime{installed.version}-{meter}-r{engine.REVISION}-"
         f"{platform.machine()}.cwasm"
     )
+
+
+def _identity(guest: str) -> str:
+    """What distinguishes the guest: noted when it was built, and what we add to it."""
+    more = _snapshot_key(guest)
+    return build.description(guest)["sha256"][:16] + (f"-{more}" if more else "")
+
+
+_snapshot_key = functools.cache(build.snapshot_key)
 
 
 def find(guest: str, *, fuel: bool, installed: Library) -> Compiled | None:
@@ -110,7 +125,7 @@ def find(guest: str, *, fuel: bool, installed: Library) -> Compiled | None:
     ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
     if not ours or found.st_mode & 0o022 or found.st_size != noted["size"]:
         return None
-    return Compiled(path, int(noted["memory"]))
+    return _compiled(path, noted)
 
 
 def prepare(guest: str, *, fuel: bool, installed: Library, say: Say) -> Compiled:
@@ -151,9 +166,9 @@ def _compile(guest: str, path: str, fuel: bool, installed: Library, say: Say) ->
             raise BackendFailed(
                 f"the WebAssembly guest could not be compiled: {done.stderr.strip()[-1000:]}"
             )
-        memory = int(done.stdout.split()[-1])
+        said = json.loads(done.stdout.splitlines()[-1])
         os.chmod(new, 0o644)
-        noted = {"size": os.path.getsize(new), "memory": memory}
+        noted = {"size": os.path.getsize(new), **said}
         with open(new + ".json", "w", encoding="utf-8") as file:
             json.dump(noted, file)
         # In this order: the note is what `find` reads last.
@@ -164,7 +179,11 @@ def _compile(guest: str, path: str, fuel: bool, installed: Library, say: Say) ->
             if os.path.exists(leftover):
                 os.unlink(leftover)
     say(f"compiled in {time.monotonic() - began:.0f} s, into {path}")
-    return Compiled(path, memory)
+    return _compiled(path, noted)
+
+
+def _compiled(path: str, noted: dict[str, Any]) -> Compiled:
+    return Compiled(path, noted["memory"], tuple(sorted(noted.get("parts", {}).items())))
 
 
 def boot(module: str, call: str) -> str:

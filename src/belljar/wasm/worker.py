@@ -93,6 +93,57 @@ class Clock:
                 idle = 0
 
 
+class PythonGuests:
+    """Makes and runs instances of the Python component."""
+
+    def __init__(self, setup: dict[str, Any], made: wasmtime.Engine, send: Any) -> None:
+        self._component = component.Component.deserialize_file(made, setup["guest"])
+        self._linker = component.Linker(made)
+        self._linker.add_wasip2()
+        self._send = send
+        self._code = 0
+        with self._linker.root() as root:
+            root.add_func("send", lambda store, kind, payload: send(kind, payload))
+            root.add_func("leave", self._leave)
+        export = self._component.get_export_index("execute")
+        assert export is not None
+        self._export = export
+
+    def instantiate(self, store: wasmtime.Store) -> Any:
+        return self._linker.instantiate(store, self._component).get_func(store, self._export)
+
+    def run(self, store: wasmtime.Store, function: Any, order: dict[str, Any]) -> int:
+        try:
+            code: int = function(store, order["request"])
+        except Left:
+            return self._code
+        return code
+
+    def _leave(self, store: Any, code: int) -> None:
+        self._code = code
+        raise Left
+
+
+class JavaScriptGuests:
+    """Makes and runs instances of QuickJS."""
+
+    def __init__(self, setup: dict[str, Any], made: wasmtime.Engine, send: Any) -> None:
+        from . import javascript
+
+        self._library = javascript
+        self._host = javascript.Host(_write_stream, send)
+        module = wasmtime.Module.deserialize_file(made, setup["guest"])
+        self._before = self._host.link(made).instantiate_pre(module)
+        self._parts = dict(setup["parts"])
+
+    def instantiate(self, store: wasmtime.Store) -> Any:
+        exports = self._before.instantiate(store).exports(store)
+        return self._library.Instance(store, exports, self._parts)
+
+    def run(self, store: wasmtime.Store, instance: Any, order: dict[str, Any]) -> int:
+        return self._library.run(instance, self._host, order["request"], order["stdin"])
+
+
 class Worker:
     """Everything that is set up once."""
 
@@ -100,16 +151,8 @@ class Worker:
         self._setup, self._channel = setup, channel
         self._fuel: bool = setup["fuel"]
         self._engine = engine.make(self._fuel)
-        self._component = component.Component.deserialize_file(self._engine, setup["guest"])
-        self._linker = component.Linker(self._engine)
-        self._linker.add_wasip2()
-        with self._linker.root() as root:
-            root.add_func("send", self._send)
-            root.add_func("leave", self._leave)
-        export = self._component.get_export_index("execute")
-        assert export is not None
-        self._export = export
-        self._code = 0
+        kind = JavaScriptGuests if setup["language"] == "javascript" else PythonGuests
+        self._guests = kind(setup, self._engine, self._send)
         self._stdin = os.memfd_create("stdin")
         self.clock = Clock(self._engine.increment_epoch)
         self._parked = self._instantiate(b"")
@@ -122,7 +165,7 @@ class Worker:
                 os._exit(0)
             self._run(order)
 
-    def _instantiate(self, stdin: bytes) -> tuple[wasmtime.Store, component.Func]:
+    def _instantiate(self, stdin: bytes) -> tuple[wasmtime.Store, Any]:
         wasi = wasmtime.WasiConfig()
         wasi.inherit_stdout()
         wasi.inherit_stderr()
@@ -142,16 +185,13 @@ class Worker:
         store.set_epoch_deadline(_NEVER)
         if self._fuel:
             store.set_fuel(1 << 62)
-        instance = self._linker.instantiate(store, self._component)
-        function = instance.get_func(store, self._export)
-        assert function is not None
-        return store, function
+        return store, self._guests.instantiate(store)
 
     def _run(self, order: dict[str, Any]) -> None:
         for name, data, stamp in order["files"]:
             _write(name, data, stamp)
         stdin = order["stdin"]
-        store, function = self._instantiate(stdin) if stdin else self._parked
+        store, guest = self._instantiate(stdin) if stdin else self._parked
         resident, began = _resident(), time.process_time()
         fuel = order["fuel"] if self._fuel else 0
         if self._fuel:
@@ -159,7 +199,7 @@ class Worker:
         if order["epoch"]:
             store.set_epoch_deadline(1)
             self.clock.start(order["seconds"])
-        ending = self._call(store, function, order["request"])
+        ending = self._call(store, guest, order)
         self.clock.stop()
         used = max(0, _resident() - resident)
         left = store.get_fuel() if self._fuel else 0
@@ -177,34 +217,34 @@ class Worker:
         else:
             self._parked = self._instantiate(b"")
 
-    def _call(
-        self, store: wasmtime.Store, function: component.Func, request: str
-    ) -> dict[str, Any]:
+    def _call(self, store: wasmtime.Store, guest: Any, order: dict[str, Any]) -> dict[str, Any]:
         """How it ended: a code, or the engine's words for why it did not end by itself."""
         try:
-            return {"code": function(store, request) & 0xFF, "trap": ""}
-        except Left:
-            return {"code": self._code & 0xFF, "trap": ""}
+            return {"code": self._guests.run(store, guest, order) & 0xFF, "trap": ""}
         except wasmtime.ExitTrap as ending:
             return {"code": ending.code & 0xFF, "trap": ""}
         except (wasmtime.Trap, wasmtime.WasmtimeError) as error:
             words = str(error).strip().splitlines()
             return {"code": 134, "trap": words[-1].strip() if words else "unknown"}
 
-    def _send(self, store: Any, kind: int, payload: str) -> None:
+    def _send(self, kind: int, payload: str) -> None:
         data = payload.encode("utf-8")
         if kind in _GUEST_KINDS and len(data) <= _MAX_FRAME:
             self._frame(kind, data)
-
-    def _leave(self, store: Any, code: int) -> None:
-        self._code = code
-        raise Left
 
     def _frame(self, kind: int, payload: bytes) -> None:
         try:
             self._channel.sendall(bytes((kind,)) + len(payload).to_bytes(4, "big") + payload)
         except OSError:
             os._exit(0)  # nobody listens any more
+
+
+def _write_stream(number: int, data: bytes) -> None:
+    """A JavaScript program's output; its other numbers are nobody's."""
+    if number in (1, 2):
+        view = memoryview(data)
+        while view:
+            view = view[os.write(number, view) :]
 
 
 def _write(name: str, data: bytes, stamp: int) -> None:
