@@ -119,7 +119,10 @@
     }
     if (value === null) return "null";
     if (Array.isArray(value)) return `[${Array.from(value, inner).join(",")}]`;
-    if (value instanceof Date) return tagged("datetime", stringify(value.toISOString().replace("Z", "+00:00")));
+    if (value instanceof Date) {
+      const [, whole, part] = /^(\d{4}-.*)\.(\d{3})Z$/.exec(value.toISOString());
+      return tagged("datetime", stringify(`${whole}${part === "000" ? "" : `.${part}000`}+00:00`));
+    }
     if (value instanceof Set) return `[${[...value].map(inner).join(",")}]`;
     if (value instanceof Map) return tagged("dict", `[${[...value].map(([k, v]) => `[${inner(k)},${inner(v)}]`).join(",")}]`);
     if (value instanceof Uint8Array) return tagged("bytes", stringify(btoa(Array.from(value, (n) => String.fromCharCode(n)).join(""))));
