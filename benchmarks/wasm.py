@@ -113,8 +113,8 @@ def throughput(backend: WasmBackend, language: str, callers: int, runs: int) -> 
         alone = in_threads(callers, runs // 2, bare)
     before = resident()
     whole = in_threads(callers, runs, through_a_runner)
-    print(f"{language}, {callers} callers: {whole:.0f} runs/s through a runner, {alone:.0f} from the "
-          f"same workers in a bare loop ({whole / alone:.0%}); this process grew by "
+    print(f"{language}, {callers} callers: {whole:.0f} runs/s through a runner, {alone:.0f} from "
+          f"the same workers in a bare loop ({whole / alone:.0%}); this process grew by "
           f"{(resident() - before) >> 10} KiB in {runs} runs")  # fmt: skip
 
 

@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     from typing import Any
 
 _PRELUDE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "prelude.js")
-_HOST_FUNCTIONS = ("write", "frame")
+_HOST_FUNCTIONS = ("write", "frame", "random")
 _PARTS = ("begin", "succeed", "fail", "wait", "fire")
 _USED = frozenset((
     "memory", "qjs_call", "qjs_eval", "qjs_execute_pending_job", "qjs_free_cstring",
     "qjs_get_exception", "qjs_get_float64", "qjs_get_prop_string", "qjs_get_string",
-    "qjs_get_undefined", "qjs_is_exception", "qjs_is_job_pending", "qjs_is_promise", "qjs_new_string",
-    "qjs_promise_result", "qjs_promise_state", "strlen", "wasm_malloc",
+    "qjs_get_undefined", "qjs_is_exception", "qjs_is_job_pending", "qjs_is_promise",
+    "qjs_new_number", "qjs_new_string", "qjs_promise_result", "qjs_promise_state", "strlen",
+    "wasm_malloc",
 ))  # fmt: skip
 _ASYNC, _BARRIER = 1 << 7, 1 << 6
 _PENDING, _REJECTED = 0, 2
@@ -64,9 +65,12 @@ class Host:
     def _call(
         self, caller: Any, name: int, size: int, this: int, count: int, arguments: int
     ) -> int:
-        """One of `_HOST_FUNCTIONS`, with a number and a text."""
+        """One of `_HOST_FUNCTIONS`: `random` without arguments, others with a number and a text."""
         memory = caller["memory"]
         which = bytes(memory.read(caller, name, name + size)).decode()
+        if which == "random":
+            seed: int = caller["qjs_new_number"](caller, float(int.from_bytes(os.urandom(6))))
+            return seed
         first, second = struct.unpack("<II", memory.read(caller, arguments, arguments + 8))
         value = int(caller["qjs_get_float64"](caller, first))
         text = caller["qjs_get_string"](caller, second)
@@ -174,8 +178,6 @@ def run(instance: Instance, host: Host, request: str, stdin: bytes) -> int:
         "env": fields["env"],
         "context": fields["context"],
         "stdin": stdin.decode("utf-8", "replace"),
-        # Of a fixed length, so that reading it takes equally many instructions every time.
-        "seed": [hex(int.from_bytes(os.urandom(8), "big") | 1 << 63) for _ in range(2)],
     }
     host.unhandled.clear()
     try:

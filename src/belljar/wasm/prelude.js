@@ -74,9 +74,13 @@
   };
 
   // Math.random was seeded when the snapshot was made: seed one of our own in every run.
-  let state = [1n, 2n];
+  let state = null;
   const MASK = (1n << 64n) - 1n;
   Math.random = function random() {
+    if (state === null) {
+      const [a, b, c] = [0, 0, 0].map(() => BigInt(host.random()));
+      state = [(a << 16n | c & 0xffffn) | 1n, b << 16n | c >> 32n];
+    }
     let [a, b] = state;
     a ^= (a << 23n) & MASK; a ^= a >> 17n; a ^= b ^ (b >> 26n);
     state = [b, a];
@@ -134,7 +138,6 @@
 
   const begin = (request) => {
     const fields = parse(request);
-    state = fields.seed.map(BigInt);
     define("scriptArgs", ["main.js", ...fields.args]);
     define("env", fields.env);
     define("stdin", fields.stdin);
