@@ -44,7 +44,7 @@ def main() -> None:
             )
         text.append("")
     text += ["## throughput, print", ""]
-    rates = [throughput(PROGRAMS["print"], callers, args.runs) for callers in (1, 2, 8)]
+    rates = [throughput(PROGRAMS["print"], callers, args.runs) for callers in (1, 2, 8, 64)]
     found["throughput"] = [rate.to_dict() for rate in rates]
     text += [f"- {rate.text()}" for rate in rates]
     print("\n".join(text))

@@ -58,7 +58,7 @@ def test_run_has_the_signature_that_others_rely_on() -> None:
         "output": None, "open_files": None, "fuel": None, "stdin": b"", "args": (), "env": None,
         "files": None, "outputs": (), "context": None, "mounts": (), "network": None,
         "modules": None, "min_isolation": None, "python": None, "image": None, "on_stdout": None,
-        "on_stderr": None,
+        "on_stderr": None, "settle": None,
     }  # fmt: skip
     assert {p.kind for name, p in shown.items() if name != "code"} == {
         inspect.Parameter.KEYWORD_ONLY

@@ -99,6 +99,19 @@ def test_each_kernel_protection_is_reported_as_the_kernel_answered() -> None:
     assert "own /proc" not in better
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
+def test_where_namespaces_are_forbidden_the_doctor_says_what_serves_meanwhile() -> None:
+    from belljar.linux.probe import facts
+
+    forbidden = replace(facts(), userns=False, userns_problem="EPERM", landlock_abi=7, seccomp=True)
+    switch = {"/proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1"}
+    finding = doctor.kernel_protections(forbidden, switch.get)[0]
+    assert "landlock serves" in finding.detail
+    assert finding.fix == "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
+    nothing = doctor.kernel_protections(replace(forbidden, landlock_abi=0), switch.get)[0]
+    assert "landlock serves" not in nothing.detail
+
+
 def test_root_is_warned_about() -> None:
     assert doctor.user(0).state == "warn"
     assert doctor.user(1000).state == "ok"

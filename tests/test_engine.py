@@ -22,7 +22,7 @@ from belljar.errors import (
     PolicyError,
     PolicyUnenforceable,
 )
-from belljar.events import Event, Output, RunFinished, RunStarted
+from belljar.events import Event, Output, RunFailed, RunFinished, RunStarted
 from belljar.policy import Ceiling, Isolation, Policy
 from belljar.testing import FakeBackend
 from belljar.types import Mount, Request, Result, Status
@@ -308,11 +308,47 @@ def test_a_backend_that_breaks_is_an_exception_and_not_a_result() -> None:
     def breaks(request: Request) -> Result:
         raise BackendFailed("the daemon went away", retryable=True)
 
-    seen = list[Event]()
+    seen, own = list[Event](), list[Event]()
+    request = Request(code="1")
     with pytest.raises(BackendFailed) as failure:
-        engine(fake(respond=breaks), sinks=[seen.append]).run(Request(code="1"))
+        engine(fake(respond=breaks), sinks=[seen.append]).run(request, emit=own.append)
     assert failure.value.retryable
-    assert not any(isinstance(event, RunFinished) for event in seen)
+    assert seen == own
+    started, failed = seen
+    assert isinstance(started, RunStarted)
+    assert failed == RunFailed(
+        id=request.id,
+        backend="fake",
+        code="backend_failed",
+        message="the daemon went away",
+        retryable=True,
+    )
+
+
+@pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt()])
+def test_a_run_that_its_caller_ended_is_told_to_the_sinks(error: BaseException) -> None:
+    seen, calls = list[Event](), list[Event]()
+
+    def emit(event: Event) -> None:
+        calls.append(event)
+        if isinstance(event, Output):
+            raise error
+
+    chatty = fake(output=lambda request: [("stdout", b"a")])
+    with pytest.raises(type(error)) as raised:
+        engine(chatty, sinks=[seen.append]).run(Request(code="1"), emit=emit)
+    assert raised.value is error
+    assert isinstance(seen[-1], RunFailed)
+    assert (seen[-1].code, seen[-1].retryable) == ("aborted", False)
+    assert type(error).__name__ in seen[-1].message
+    assert [type(event) for event in calls] == [RunStarted, Output]  # and not called again
+
+
+def test_what_never_started_has_no_end() -> None:
+    seen = list[Event]()
+    with pytest.raises(BackendUnavailable):
+        engine(fake(availability=MISSING), sinks=[seen.append]).run(Request(code="1"))
+    assert seen == []
 
 
 def test_cancel_reaches_the_backend() -> None:

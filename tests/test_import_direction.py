@@ -34,7 +34,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "events": CORE,
     "capture": (),
     "collect": CORE,
-    "languages": CORE,
+    "languages": (*CORE, "config", "interpreter", "language_file", "language_host"),
+    "language_file": (*CORE, "collect", "config", "languages"),
+    "language_host": (*CORE, "interpreter"),
     "interpreter": CORE,
     "lint": (*CORE, "lint_rules"),
     "lint_rules": CORE,
@@ -43,12 +45,15 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "config_keys": CORE,
     # Backends sit below the engine and know nothing of the edges.
     "backends": (
-        *CORE, "capture", "collect", "events", "guest", "interpreter", "languages", "lint",
-        "lint_rules", "linux", "report", "wasm",
+        *CORE, "capture", "collect", "events", "guest", "interpreter", "language_host",
+        "languages", "lint", "lint_rules", "linux", "report", "wasm",
     ),
     "engine": (*CORE, "backends", "config", "events", "languages", "lint"),
     "api": (*CORE, "backends", "collect", "config", "engine", "events", "languages"),
     "doctor": (*CORE, "backends", "config", "engine", "languages", "linux", "interpreter"),
+    "language_report": (
+        *CORE, "backends", "doctor", "interpreter", "language_host", "languages",
+    ),
     # The edges may use everything; nothing above uses them.
     "compat": ("*",),
     "cli": ("*",),

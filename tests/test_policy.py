@@ -14,7 +14,7 @@ from belljar.errors import PolicyError
 from belljar.policy import Ceiling, Filesystem, Isolation, Modules, Network, level_policy
 from belljar.policy_fields import LIMITS
 from belljar.resolve import POLICY_KEYS, resolve
-from belljar.types import Mount
+from belljar.types import Language, Mount
 
 LEVELS = ["permissive", "standard", "strict"]
 REACH = ("off", "hosts", "any")
@@ -148,6 +148,88 @@ def test_operator_defaults_lower_no_floor_and_pass_no_ceiling(
         assert most is None or getattr(policy.limits, name) <= most
     assert policy.min_isolation.at_least(level_policy(level).min_isolation)
     assert policy.min_isolation.at_least(ceiling.min_isolation)
+
+
+languages = st.builds(
+    Language,
+    name=st.just("ruby"),
+    family=st.just("ruby"),
+    file=st.just("main.rb"),
+    limits=st.fixed_dictionaries({}, optional={k: v for k, v in sensible.items() if k in LIMITS}),
+    allow_network=st.sampled_from([None, True, False]),
+)
+
+
+@given(
+    level=st.sampled_from(LEVELS), language=languages, defaults=wishes, asked=wishes,
+    ceiling=ceilings,
+)  # fmt: skip
+def test_no_language_lowers_the_floor_or_passes_the_ceiling(
+    level: Any,
+    language: Language,
+    defaults: dict[str, Any],
+    asked: dict[str, Any],
+    ceiling: Ceiling,
+) -> None:
+    try:
+        plain = resolve(level, asked, defaults=defaults, ceiling=ceiling).policy
+    except PolicyError:
+        plain = None
+    try:
+        policy = resolve(level, asked, defaults=defaults, ceiling=ceiling, language=language).policy
+    except PolicyError as refusal:
+        assert refusal.field
+        return
+    for name in LIMITS:
+        most = getattr(ceiling, name)
+        assert most is None or getattr(policy.limits, name) <= most
+    assert REACH.index(policy.network.mode) <= REACH.index(ceiling.network)
+    assert language.allow_network is not False or policy.network.mode == "off"
+    assert policy.min_isolation.at_least(level_policy(level).min_isolation)
+    assert policy.min_isolation.at_least(ceiling.min_isolation)
+    if plain is not None:  # everything else is as it would be in any other language
+        assert policy.min_isolation == plain.min_isolation
+        assert (policy.filesystem, policy.modules) == (plain.filesystem, plain.modules)
+        assert policy.explicit == plain.explicit
+        for name in LIMITS:
+            if name not in language.limits or asked.get(name) is not None:
+                assert getattr(policy.limits, name) == getattr(plain.limits, name)
+
+
+def test_the_request_comes_before_the_language_and_that_before_the_general_defaults() -> None:
+    ruby = Language(name="ruby", family="ruby", file="r", limits={"memory": 64 << 20})
+    general = {"memory": "256M", "timeout": 7}
+
+    def memory(asked: dict[str, Any], language: Language | None) -> int:
+        return resolve("strict", asked, defaults=general, language=language).policy.limits.memory
+
+    assert memory({"memory": "32M"}, ruby) == 32 << 20
+    assert memory({}, ruby) == 64 << 20
+    assert memory({}, None) == 256 << 20
+    assert resolve("strict", {}, defaults=general, language=ruby).policy.limits.timeout == 7
+    low = resolve("strict", {}, language=ruby, ceiling=Ceiling(memory=1 << 20))
+    assert low.policy.limits.memory == 1 << 20
+    assert low.warnings == ()  # nobody asked for more
+
+
+def test_a_language_has_the_network_only_within_the_ceiling() -> None:
+    curl = Language(name="curl", family="curl", file="c", allow_network=True)
+    assert resolve("standard", {}, language=curl).policy.network.mode == "any"
+    assert resolve("standard", {"network": "off"}, language=curl).policy.network.mode == "off"
+    for reach in ("off", "hosts"):
+        held = resolve("standard", {}, language=curl, ceiling=Ceiling(network=reach))  # type: ignore[arg-type]
+        assert held.policy.network.mode == "off"
+        assert "ceiling" in held.warnings[0]
+
+
+def test_a_language_without_the_network_cannot_be_asked_for_it() -> None:
+    mute = Language(name="mute", family="mute", file="m", allow_network=False)
+    with pytest.raises(PolicyError, match="mute") as refusal:
+        resolve("standard", {"network": "any"}, language=mute)
+    assert refusal.value.field == "network"
+    assert resolve("standard", {"network": "any"}).policy.network.mode == "any"
+    opened = {"network": "any"}
+    assert resolve("standard", {}, defaults=opened, language=mute).policy.network.mode == "off"
 
 
 @given(level=st.sampled_from(LEVELS), asked=st.fixed_dictionaries({}, optional=sensible))

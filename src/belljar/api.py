@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from . import collect, languages
 from .backends.base import Cancel
 from .config import Settings, load
 from .engine import Engine
 from .errors import RequestError
-from .events import Emit, Event, Output, RunFinished
+from .events import Emit, Event, Output, RunFailed, RunFinished
 from .policy import Policy
 from .policy_fields import parse_mount
 from .resolve import POLICY_KEYS
@@ -23,6 +23,7 @@ OnText = Callable[[str], object]
 # What a request may say, apart from the policy.
 REQUEST_KEYS = (
     "language", "stdin", "args", "env", "files", "outputs", "context", "mounts", "python", "image",
+    "settle",
 )  # fmt: skip
 RESERVED = ("functions", "secrets", "retry", "require_libraries")
 
@@ -63,11 +64,15 @@ def run(
     image: str | None = None,
     on_stdout: OnText | None = None,
     on_stderr: OnText | None = None,
+    settle: str | None = None,
 ) -> Result:
     """Run `code` where it cannot hurt anything, and return what it did.
 
     A program that fails, overruns a limit or is refused by the lint is a Result; BelljarError is
     raised only when the request is malformed or the sandbox itself cannot do its work.
+
+    `settle="later"` answers on the program's own word that it has ended, where a backend can; the
+    result is then marked (`settled`), and the run keeps its place until the kernel confirms.
 
     >>> run("6 * 7").value
     42
@@ -111,8 +116,7 @@ class Runner:
         self, code: str, context: Mapping[str, Any] | None = None, **overrides: Any
     ) -> Result:
         """Run one program; `overrides` are the keywords of `belljar.run`."""
-        with Cancel() as cancel:
-            return self._run(code, context, overrides, cancel)
+        return self._run(code, context, overrides, None)
 
     async def aexecute(
         self, code: str, context: Mapping[str, Any] | None = None, **overrides: Any
@@ -143,7 +147,7 @@ class Runner:
         code: str,
         context: Mapping[str, Any] | None,
         overrides: Mapping[str, Any],
-        cancel: Cancel,
+        cancel: Cancel | None,
     ) -> Result:
         if self._closed:
             raise RequestError("runner", "is closed")
@@ -157,7 +161,9 @@ class Runner:
             given["context"] = context
         _check_keys(given)
         request = build_request(
-            code=code, **{key: given[key] for key in REQUEST_KEYS if given.get(key) is not None}
+            code=code,
+            settings=self._engine.settings,
+            **{key: given[key] for key in REQUEST_KEYS if given.get(key) is not None},
         )
         return self._engine.run(
             request,
@@ -227,8 +233,13 @@ def build_request(
     mounts: Iterable[Mount | str] = (),
     python: str | None = None,
     image: str | None = None,
+    settle: str = "now",
+    settings: Settings | None = None,
 ) -> Request:
-    """Check everything about a program that can be checked before choosing where it runs."""
+    """Check everything about a program that can be checked before choosing where it runs.
+
+    Without the engine's `settings` only the built-in languages are known.
+    """
     if (code is None) == (not command):
         raise RequestError("code", "give either code or a command")
     if code is not None:
@@ -236,9 +247,8 @@ def build_request(
             raise RequestError("code", f"is text, not {type(code).__name__}")
         if "\0" in code:
             raise RequestError("code", "contains a NUL byte")
-        name = languages.find(language).file
-    else:
-        name = None
+    spoken = languages.find(language, settings)
+    name = spoken.file if code is not None else None
     contents: dict[str, bytes] = {}
     for path, data in _mapping("files", files).items():
         clean = collect.checked_name("files", path)
@@ -252,7 +262,7 @@ def build_request(
     return Request(
         code=code,
         command=_words("command", command),
-        language=languages.find(language).name,
+        language=spoken.name,
         stdin=_bytes("stdin", stdin),
         args=_words("args", args),
         env=_environment(_mapping("env", env)),
@@ -262,7 +272,17 @@ def build_request(
         mounts=_distinct(shown, {*contents, *([name] if name is not None else [])}),
         python=_word("python", python),
         image=_word("image", image),
+        settle=_settle(settle),
+        resolved=spoken if code is not None else None,
     )
+
+
+def _settle(given: object) -> Literal["now", "later"]:
+    if given == "now":
+        return "now"
+    if given == "later":
+        return "later"
+    raise RequestError("settle", f"is 'now' or 'later', not {given!r}")
 
 
 def _refuse_files_below_files(names: Iterable[str]) -> None:
@@ -373,7 +393,7 @@ def _text_callbacks(on_stdout: OnText | None, on_stderr: OnText | None) -> Emit 
             decoder, call = streams[event.stream]
             if text := decoder.decode(event.data):
                 call(text)
-        elif isinstance(event, RunFinished):
+        elif isinstance(event, RunFinished | RunFailed):
             for decoder, call in streams.values():
                 if text := decoder.decode(b"", final=True):
                     call(text)

@@ -125,6 +125,20 @@ def _user_file(environ: Mapping[str, str]) -> str | None:
 def _read(path: str, *, found: bool = False) -> dict[str, Any] | None:
     """The file's table; None if there is no such file. A file that cannot be read is an error,
     because passing over it would lift the bounds it sets."""
+    raw = read_bytes(path, found=found)
+    if raw is None:
+        return None
+
+    import tomllib
+
+    try:
+        return tomllib.loads(raw.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(path, f"is not valid TOML: {error}") from None
+
+
+def read_bytes(path: str, *, found: bool = False) -> bytes | None:
+    """A regular file of reasonable size, whole; None if there is no such file."""
     try:
         # O_NONBLOCK: a named pipe in the current directory must not hang us before the check below.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
@@ -144,13 +158,7 @@ def _read(path: str, *, found: bool = False) -> dict[str, Any] | None:
         os.close(descriptor)
     if len(raw) > _MOST_BYTES:
         raise ConfigError(path, f"is larger than {units.human_size(_MOST_BYTES)}")
-
-    import tomllib
-
-    try:
-        return tomllib.loads(raw.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(path, f"is not valid TOML: {error}") from None
+    return raw
 
 
 def _refuse_foreign(path: str, status: os.stat_result) -> None:

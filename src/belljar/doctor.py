@@ -11,7 +11,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from . import policy
@@ -138,7 +138,10 @@ def _kernel_protections() -> list[Finding]:
 
 def kernel_protections(facts: HostFacts, read: Read) -> list[Finding]:
     """Namespaces, Landlock, seccomp and cgroups, as the kernel answered when they were tried."""
-    found = [namespaces(facts.userns_problem, read) if not facts.userns else _works("namespaces")]
+    found = [_works("namespaces") if facts.userns else namespaces(facts.userns_problem, read)]
+    if not facts.userns and facts.landlock_abi and facts.seccomp:
+        meanwhile = "; meanwhile the backend landlock serves floors up to landlock"
+        found = [replace(found[0], detail=found[0].detail + meanwhile)]
     if not facts.proc_mount:
         found.append(
             Finding(
@@ -221,7 +224,8 @@ def namespaces(problem: str, read: Read) -> Finding:
     if filtered or any(read(mark) is not None for mark in ("/.dockerenv", "/run/.containerenv")):
         return refused(
             "this container's seccomp profile forbids them",
-            "docker run --security-opt seccomp=unconfined ..., or a profile that allows unshare",
+            "docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined "
+            "--security-opt systempaths=unconfined ..., or profiles that allow unshare and mount",
         )
     return refused("the kernel refuses them", "use a kernel built with CONFIG_USER_NS")
 

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from . import languages
 from .backends import registry
-from .backends.base import Backend, Cancel, Plan, refuse_unless_held
+from .backends.base import Backend, Cancel, Plan, never, refuse_unless_held
 from .config import Settings, load
-from .errors import BackendUnavailable, BelljarError, PolicyUnenforceable
-from .events import Emit, Event, FanOut, RunFinished, RunStarted, Sink
+from .errors import BackendUnavailable, BelljarError, LanguageMissing, PolicyUnenforceable
+from .events import Emit, Event, FanOut, RunFailed, RunFinished, RunStarted, Sink
 from .policy import DANGEROUS_MODULES, Modules, Policy
 from .resolve import Resolved, resolve
 from .types import GuestError, Request, Result, Status
@@ -61,6 +62,7 @@ class Engine:
     ) -> Result:
         """Run `request` to its end. A guest's failure is a Result; ours is a BelljarError."""
         began = time.monotonic()
+        request = self._understood(request)
         resolved = self._resolve(request, level, wishes)
         refused = _lint(request, resolved.policy)
         if refused is not None:
@@ -72,11 +74,13 @@ class Engine:
             self._emit(event, emit)
 
         planned = time.monotonic()
-        if cancel is not None:
-            result = chosen.run(plan, forward, cancel)
-        else:
-            with Cancel() as never:
-                result = chosen.run(plan, forward, never)
+        try:
+            result = chosen.run(plan, forward, cancel if cancel is not None else never())
+        except BaseException as error:
+            # A caller whose own callback raised is not called again.
+            caller = emit if isinstance(error, BelljarError) else None
+            self._emit(_failure(request, chosen.name, error), caller)
+            raise
         return self._tell(
             replace(
                 result,
@@ -99,6 +103,7 @@ class Engine:
         backend: str | None = None,
     ) -> Plan:
         """What `run` would do, without doing it. Raises what `run` would raise."""
+        request = self._understood(request)
         resolved = self._resolve(request, level, wishes)
         plan = self._select(request, resolved, backend)[1]
         return replace(plan, warnings=(*resolved.warnings, *plan.warnings))
@@ -116,6 +121,16 @@ class Engine:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def _understood(self, request: Request) -> Request:
+        """The request with its language as these settings have it, whoever built it."""
+        if request.command:
+            return request
+        language = languages.find(request.language, self.settings)
+        if request.resolved is language and not language.env:
+            return request
+        env = {**language.env, **request.env}
+        return replace(request, language=language.name, resolved=language, env=env)
+
     def _resolve(
         self, request: Request, level: str | None, wishes: Mapping[str, Any] | None
     ) -> Resolved:
@@ -126,6 +141,7 @@ class Engine:
             mounts=request.mounts,
             ceiling=settings.ceiling,
             defaults=settings.defaults,
+            language=request.resolved,
         )
         if settings.block_dangerous_imports and "modules" not in resolved.policy.explicit:
             modules = resolved.policy.modules
@@ -157,6 +173,9 @@ class Engine:
                 refusals[candidate] = error
                 continue
             return chosen, plan, f"auto: the first of {', '.join(candidates)} that can hold it"
+        for refusal in refusals.values():
+            if isinstance(refusal, LanguageMissing):  # the policy would be held
+                raise refusal
         if len(refusals) == 1:
             raise next(iter(refusals.values()))
         fields = tuple(
@@ -207,6 +226,14 @@ class Engine:
                 f"backend {backend.name!r} is not available: {found.reason}", fix=found.fix
             )
         plan = backend.compile(policy, request)
+        profile = request.resolved.seccomp if request.resolved is not None else "default"
+        if profile != "default" and "seccomp" not in plan.enforcement:
+            raise PolicyUnenforceable(
+                f"backend {backend.name!r} has no seccomp profile {profile!r}, which the language"
+                f" {request.language} asks for",
+                fields=("seccomp",),
+                fix="choose another backend, or change seccomp in the language file",
+            )
         # The floor is ours to hold, whoever wrote the backend.
         refuse_unless_held(backend.name, plan.isolation, policy, {})
         return plan
@@ -221,13 +248,27 @@ class Engine:
         return result
 
 
+def _failure(request: Request, backend: str, error: BaseException) -> RunFailed:
+    if isinstance(error, BelljarError):
+        code, message, retryable = error.code, error.message, error.retryable
+    else:
+        code, message, retryable = "aborted", f"{type(error).__name__}: {error}", False
+    return RunFailed(
+        id=request.id, backend=backend, code=code, message=message, retryable=retryable
+    )
+
+
 def _lint(request: Request, policy: Policy) -> Result | None:
     """A Result that says `refused` if the import lint objects, else None."""
-    if not policy.modules.active or request.code is None or request.language != "python":
+    if not policy.modules.active or request.code is None:
+        return None
+    language = languages.of(request)
+    if language.family != "python":
         return None
     from . import lint
 
-    findings = lint.check_files(request.code, request.files, policy.modules)
+    foreign = bool(request.python or language.version or language.command or language.places)
+    findings = lint.check_files(request.code, request.files, policy.modules, foreign=foreign)
     if not findings:
         return None
     return Result(

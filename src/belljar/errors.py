@@ -8,6 +8,7 @@
     ├── PolicyUnenforceable           no admissible backend can hold `fields`; exit code 126
     ├── ConfigError(ValueError)       belljar.toml or the environment is wrong
     ├── BackendUnavailable            not usable on this host; `fix` says how to get it
+    │   └── LanguageMissing           the language is known, and not installed where it would run
     └── BackendFailed                 the sandbox broke in mid-run; `partial` holds what came so far
 
 A guest that fails is a `Result`, never one of these.
@@ -106,6 +107,10 @@ class PolicyUnenforceable(BelljarError):
 
 class BackendUnavailable(BelljarError):
     code = "backend_unavailable"
+
+
+class LanguageMissing(BackendUnavailable):
+    code = "language_missing"
 
 
 class BackendFailed(BelljarError):

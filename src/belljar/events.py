@@ -42,7 +42,22 @@ class RunFinished:
     result: Result
 
 
-Event = RunStarted | Output | Displayed | RunFinished
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunFailed:
+    """A run that had started has no result: the sandbox broke, or the caller ended it.
+
+    `code` is the error's own, as `backend_failed`; `aborted` where what ended it was not ours: a
+    callback that raised, an interrupt.
+    """
+
+    id: str
+    backend: str
+    code: str
+    message: str
+    retryable: bool = False
+
+
+Event = RunStarted | Output | Displayed | RunFinished | RunFailed
 Emit = Callable[[Event], None]
 
 

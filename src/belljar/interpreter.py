@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from functools import cache
@@ -14,10 +13,14 @@ from .errors import RequestError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interpreter:
-    """An executable and the directories it reads at start."""
+    """An executable, the directories it reads at start, and its version."""
 
     executable: str
     prefixes: tuple[str, ...]
+    version: tuple[int, ...]
+
+
+OLDEST = (3, 9)  # what the guest worker is written for
 
 
 @cache
@@ -25,15 +28,22 @@ def find(python: str | None) -> Interpreter:
     """The interpreter `python` (a path, a name on PATH, a virtualenv), or the one running this."""
     if python is None:
         found = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
-        return Interpreter(executable=sys.executable, prefixes=_with_targets(sys.executable, found))
+        return Interpreter(
+            executable=sys.executable,
+            prefixes=_with_targets(sys.executable, found),
+            version=sys.version_info[:3],
+        )
     inside = os.path.join(
         python, *(("Scripts", "python.exe") if os.name == "nt" else ("bin", "python"))
     )
     path = inside if os.path.isfile(inside) else shutil.which(python)
     if path is None:
         raise RequestError("python", f"{python!r} is not an interpreter or a virtualenv")
+    import subprocess
+
     code = (
-        "import sys; print(sys.prefix, sys.base_prefix, sys.exec_prefix, sys.executable, sep='\\n')"
+        "import sys; print(sys.prefix, sys.base_prefix, sys.exec_prefix, sys.executable,"
+        " '%d.%d.%d' % sys.version_info[:3], sep='\\n')"
     )
     try:
         asked = subprocess.run(
@@ -47,11 +57,20 @@ def find(python: str | None) -> Interpreter:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise RequestError("python", f"{python!r} does not run: {error}") from error
     answer = asked.stdout.splitlines()
-    if asked.returncode != 0 or len(answer) != 4:
+    if asked.returncode != 0 or len(answer) != 5:
         raise RequestError("python", f"{python!r} is no Python: {asked.stderr.strip()[-200:]}")
-    *prefixes, executable = answer
+    *prefixes, executable, told = answer
+    version = tuple(map(int, told.split(".")))
+    if version < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        problem = f"{python!r} is Python {told}; programs are run by a worker that needs {oldest}"
+        raise RequestError("python", problem, fix=f"use Python {oldest} or later")
     # A version manager's shim starts the real interpreter, which is the one to use.
-    return Interpreter(executable=executable, prefixes=_with_targets(executable, set(prefixes)))
+    return Interpreter(
+        executable=executable,
+        prefixes=_with_targets(executable, set(prefixes)),
+        version=version,
+    )
 
 
 def _with_targets(executable: str, prefixes: set[str]) -> tuple[str, ...]:

@@ -14,7 +14,8 @@ How names are judged, once `Modules.active`:
 - an import whose name cannot be read from the source is reported, because it could be any name.
 
 The program is parsed by the Python that Belljar itself runs on. What that cannot parse has no
-findings: the guest's own interpreter tells the truth about a syntax error.
+findings: the guest's own interpreter tells the truth about a syntax error. Unless the guest has
+another interpreter, which may well understand it: then it is reported as not readable.
 """
 
 from __future__ import annotations
@@ -61,24 +62,30 @@ _SHOWN = 20
 WARNING_FILTERS = threading.Lock()
 
 
-def check(code: str, modules: Modules, own: Collection[str] = ()) -> list[Finding]:
+def check(
+    code: str, modules: Modules, own: Collection[str] = (), *, foreign: bool = False
+) -> list[Finding]:
     """What `modules` does not accept in `code`, in source order. Never raises, whatever the text.
 
-    `own` holds the names, or the file names, of modules that come with the program.
+    `own` holds the names, or the file names, of modules that come with the program. `foreign` says
+    that another Python than ours will run it.
     """
     if not modules.active:
         return []
-    return _check(code, Rules(modules, own), depth=0)
+    return _check(code, Rules(modules, own), depth=0, foreign=foreign)
 
 
-def check_files(code: str, files: Mapping[str, bytes], modules: Modules) -> list[Finding]:
+def check_files(
+    code: str, files: Mapping[str, bytes], modules: Modules, *, foreign: bool = False
+) -> list[Finding]:
     """`check` for a program and the Python files that come with it, which may import each other."""
     if not modules.active:
         return []
     sources = {path: _decoded(data) for path, data in files.items() if path.endswith(".py")}
-    found = check(code, modules, sources)
+    found = check(code, modules, sources, foreign=foreign)
     for path, source in sources.items():
-        found += [replace(item, file=path) for item in check(source, modules, sources)]
+        more = check(source, modules, sources, foreign=foreign)
+        found += [replace(item, file=path) for item in more]
     return found
 
 
@@ -288,12 +295,14 @@ def _first_argument(call: ast.Call) -> str | None:
     return fold(named[0]) if len(named) == 1 else None
 
 
-def _check(code: str, rules: Rules, depth: int) -> list[Finding]:
+def _check(code: str, rules: Rules, depth: int, *, foreign: bool = False) -> list[Finding]:
     if depth > _MAX_DEPTH:
         return [_unreadable("it holds programs in strings, nested too deeply")]
     try:
         tree = _parse(code)
         if tree is None:
+            if foreign:
+                return [_unreadable("Belljar's own Python, which is another, cannot parse it")]
             return []
         lines = re.split("\r\n|\r|\n", code)
         found = {

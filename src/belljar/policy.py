@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from functools import cache
 from typing import Any, Literal
 
 from .errors import PolicyError
@@ -136,8 +137,16 @@ LEVEL_MODULES: Mapping[Level, tuple[str, ...]] = {
 }
 
 
-def level_policy(level: Level) -> Policy:
+def level_policy(level: str) -> Policy:
     """The level's own defaults, before any request."""
+    if not isinstance(level, str) or level not in LEVEL_MODULES:
+        known = ", ".join(LEVEL_MODULES)
+        raise PolicyError("level", f"{level!r} is not one of {known}")
+    return _level_policy(level)
+
+
+@cache
+def _level_policy(level: Level) -> Policy:
     mebi = 1 << 20
     match level:
         case "permissive":
@@ -160,8 +169,6 @@ def level_policy(level: Level) -> Policy:
                 limits=Limits(timeout=10, memory=256 * mebi, cpus=0.5),
                 modules=Modules(allow=LEVEL_MODULES[level]),
             )
-    known = ", ".join(LEVEL_MODULES)
-    raise PolicyError("level", f"{level!r} is not one of {known}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -54,6 +54,7 @@ class Report:
         self.hint = Hint()
         self.ready = False
         self.ended = False
+        self.said: int | None = None  # the exit code it claims; the kernel knows better, but later
         self.truncated = False
         self._max_value = max_value
         self._room = max_bytes
@@ -127,6 +128,8 @@ class Report:
                 return self._take_display(_fields(frame))
             case protocol.END:
                 self.ended = True
+                if 1 <= len(frame.payload) <= 3 and frame.payload.isdigit():
+                    self.said = min(255, int(frame.payload))
             case _:
                 raise protocol.ProtocolError(f"frame kind 0x{frame.kind:02x} has no place in a run")
         return None

@@ -2,6 +2,8 @@
 
 `resolve` is pure. Whatever a request says, the policy it returns is never past the operator's
 ceiling and its isolation floor is never below the level's, the request's or the operator's.
+Weakest first: the level, the operator's defaults for every program, the operator's defaults for
+the program's language, which say more about it, and the request.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any
 from .errors import PolicyError
 from .policy import Ceiling, Isolation, Policy, level_policy
 from .policy_fields import LIMITS, parse_filesystem, parse_modules, parse_network
-from .types import Mount
+from .types import Language, Mount
 
 POLICY_KEYS = (*LIMITS, "network", "filesystem", "modules", "min_isolation")
 
@@ -34,19 +36,41 @@ def resolve(
     mounts: tuple[Mount, ...] = (),
     ceiling: Ceiling | None = None,
     defaults: Mapping[str, Any] | None = None,
+    language: Language | None = None,
 ) -> Resolved:
-    """Level defaults, then the operator's `defaults`, then the request's `wishes`, under `ceiling`.
+    """Level, then `defaults`, then the language's, then the request's `wishes`, under `ceiling`.
 
     A number past the ceiling is lowered to it, with a warning. A right past the ceiling (network,
-    mounts) is refused, because half a right is a broken program. None means "not asked".
+    mounts) is refused, because half a right is a broken program. None means "not asked". A language
+    that allows its programs the network has it on within the ceiling; one that denies it cannot be
+    asked for more.
     """
     ceiling = ceiling or Ceiling()
-    policy = level_policy(level)  # type: ignore[arg-type]
-    policy = _apply(policy, defaults or {}, explicit=False)
+    policy = level_policy(level)
+    if defaults:
+        policy = _apply(policy, defaults, explicit=False)
     asked = {k: wish for k, wish in wishes.items() if wish is not None or k not in POLICY_KEYS}
-    policy = _apply(policy, asked, explicit=True)
-
     warnings: list[str] = []
+    if language is not None:
+        if language.limits:
+            policy = _apply(policy, language.limits, explicit=False)
+        if language.allow_network is not None and "network" not in asked:
+            reach = "any" if language.allow_network and ceiling.network == "any" else "off"
+            policy = _apply(policy, {"network": reach}, explicit=False)
+            if language.allow_network and reach == "off":
+                warnings.append(
+                    f"{language.name} programs may use the network, but not past the operator's"
+                    f" ceiling {ceiling.network!r}: it is off"
+                )
+    if asked:
+        policy = _apply(policy, asked, explicit=True)
+    if language is not None and language.allow_network is False and policy.network.mode != "off":
+        raise PolicyError(
+            "network",
+            f"{policy.network.mode!r} is more than {language.name} programs are allowed",
+            fix="ask the operator to change allow_network in the language file",
+        )
+
     limits = policy.limits
     for name in LIMITS:
         most, wanted = getattr(ceiling, name), getattr(limits, name)
@@ -59,8 +83,8 @@ def resolve(
     if not floor.at_least(ceiling.min_isolation):
         floor = ceiling.min_isolation
 
-    reach = ("off", "hosts", "any")
-    if reach.index(policy.network.mode) > reach.index(ceiling.network):
+    modes = ("off", "hosts", "any")
+    if modes.index(policy.network.mode) > modes.index(ceiling.network):
         raise PolicyError(
             "network",
             f"{policy.network.mode!r} is past the operator's ceiling {ceiling.network!r}",
@@ -79,7 +103,8 @@ def resolve(
                 f"{mode} {what!r} is past the operator's ceiling {ceiling.mounts!r}",
                 fix="ask the operator to raise ceiling.mounts",
             )
-    policy = replace(policy, limits=limits, min_isolation=floor)
+    if limits is not policy.limits or floor is not policy.min_isolation:
+        policy = replace(policy, limits=limits, min_isolation=floor)
     return Resolved(policy=policy, mounts=mounts, warnings=tuple(warnings))
 
 

@@ -121,6 +121,7 @@ class Result:
     timings: Mapping[str, float] = field(default_factory=dict)
     enforcement: Mapping[str, Enforcement] = field(default_factory=dict)
     kill: KillProof | None = None
+    settled: bool = True  # False: the kernel has not confirmed the end yet, the guest has said it
     backend: str = ""
     backend_reason: str = ""
     isolation: str = "none"
@@ -168,6 +169,7 @@ class Result:
                 for name, held in self.enforcement.items()
             },
             "kill": self.kill and {name: getattr(self.kill, name) for name in KillProof.__slots__},
+            "settled": self.settled,
             "backend": self.backend,
             "backend_reason": self.backend_reason,
             "isolation": self.isolation,
@@ -185,10 +187,54 @@ def clean_text(text: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """What one backend starts a language with, where that is not the language's own."""
+
+    command: tuple[str, ...] | None = None
+    image: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Language:
+    """How programs in one language are started, and the limits that they start from.
+
+    `command` is an argv prefix; the program's file and arguments follow it. A language of the
+    family `python` is run by our worker instead: its command is just an interpreter, and none at
+    all means the one that runs Belljar. `version` is what its name asks for. `paths` are what the
+    interpreter reads besides the system's own directories.
+    """
+
+    name: str
+    family: str
+    file: str
+    command: tuple[str, ...] = ()
+    version: tuple[int, ...] = ()
+    install: str | None = None
+    extensions: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    image: str | None = None
+    seccomp: str = "default"
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    allow_network: bool | None = None
+    places: Mapping[str, Place] = field(default_factory=dict)
+
+    def command_on(self, backend: str) -> tuple[str, ...]:
+        place = self.places.get(backend)
+        return self.command if place is None or place.command is None else place.command
+
+    def image_on(self, backend: str) -> str | None:
+        place = self.places.get(backend)
+        return self.image if place is None or place.image is None else place.image
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
     """One program to run, without the rules it runs under (those are the Policy).
 
-    Exactly one of `code` (a program in `language`) and `command` (an argv) is given.
+    Exactly one of `code` (a program in `language`) and `command` (an argv) is given. `resolved` is
+    what the language's name stands for under the engine's settings: `languages.of` reads it.
     """
 
     code: str | None = None
@@ -203,4 +249,6 @@ class Request:
     mounts: tuple[Mount, ...] = ()
     python: str | None = None
     image: str | None = None
+    settle: Literal["now", "later"] = "now"
+    resolved: Language | None = None
     id: str = field(default_factory=new_id)

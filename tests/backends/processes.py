@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -103,7 +104,7 @@ def descriptors() -> set[str]:
 
 
 def run_directories(pid: int) -> list[Path]:
-    return list(Path("/tmp").glob(f"belljar-{pid}-*"))
+    return list(Path(tempfile.gettempdir()).glob(f"belljar-{pid}-*"))
 
 
 def control_groups(pid: int) -> list[Path]:

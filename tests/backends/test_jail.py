@@ -257,13 +257,21 @@ def test_many_callers_get_their_own_answers(warm: Jar) -> None:
     assert [result.stdout for result in results] == [f"{n}\n" for n in range(40)]
 
 
+def _wait_until_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + 10
+    while any(os.path.exists(f"/proc/{pid}") for pid in pids):
+        assert time.monotonic() < deadline
+
+
 def test_a_zygote_that_was_killed_is_replaced(jar: Jar) -> None:
     assert jar.run("1").success
     fleet = jar.backend._fleet
     assert fleet is not None
     (zygote,) = fleet._zygotes.values()
+    below = _below(zygote._process.pid)
     zygote._process.kill()
     zygote._process.wait()
+    _wait_until_gone(below)  # a run that one of them had begun would fail, as it should
     assert jar.run("2").value == 2
 
 
@@ -278,9 +286,7 @@ def test_a_parked_jail_that_was_killed_is_not_handed_out(jar: Jar) -> None:
     for pid in parked:
         with contextlib.suppress(ProcessLookupError):  # it died with another one
             os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + 10
-    while any(os.path.exists(f"/proc/{pid}") for pid in parked):
-        assert time.monotonic() < deadline
+    _wait_until_gone(parked)
     assert jar.run("2").value == 2
 
 

@@ -170,7 +170,7 @@ def test_a_command_that_is_not_installed_is_told_before_the_run() -> None:
 def test_a_bash_that_is_really_wsl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     request = Request(code="echo", language="bash")
     for path, is_wsl in (("C:\\WINDOWS\\system32\\bash.exe", True), ("D:\\git\\bash.exe", False)):
-        monkeypatch.setattr("belljar.languages.installed", lambda language, path=path: path)
+        monkeypatch.setattr("belljar.language_host.installed", lambda *_, path=path: path)
         if is_wsl:
             with pytest.raises(BackendUnavailable, match="WSL"):
                 compiled(WINDOWS, request=request)

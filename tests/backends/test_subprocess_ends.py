@@ -171,7 +171,7 @@ def test_a_supervisor_that_is_stopped_does_not_stop_us(
     if lacking == {**NO_NAMESPACES, "cgroup": None}:
         pytest.skip("with neither namespaces nor cgroups nobody is left to end the tree")
     monkeypatch.setattr("belljar.backends.supervise._KILL_SECONDS", 0.3)
-    monkeypatch.setattr("belljar.backends.subprocess._END_SECONDS", 0.3)
+    monkeypatch.setattr("belljar.backends.supervised._END_SECONDS", 0.3)
     token = mark()
 
     def stop(event: Event) -> None:

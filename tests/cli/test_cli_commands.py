@@ -332,6 +332,7 @@ def test_a_wrong_command_line_is_told_what_to_do(
     Path("a").write_text("x")
     Path("d").mkdir()
     Path("latin.py").write_bytes(b"\xff")
+    Path("job.rb").write_text("puts 1")
     assert main(words.split()) == code
     captured = capfd.readouterr()
     assert captured.out == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import tempfile
 
 import pytest
 
@@ -16,12 +17,11 @@ SUITE = hostile.load()
 needs_root = pytest.mark.skipif(
     control.possible() is not None, reason=control.possible() or "control arms run here"
 )
-# CPython's own parser refuses the one; raising a hard limit needs a capability that even root may
-# not have, and the kernel's pipe quota binds whoever lacks another.
-CANNOT_FIRE = {"cp-010-compile-bomb", "pr-011-raise-rlimits", "me-010-pipe-buffers"}
+# Raising a hard limit needs a capability that even root may not have.
+CANNOT_FIRE = {"pr-011-raise-rlimits"}
 
-# What the whole host has in use moves by more than this case does while others work on it.
-NOISY = {"me-011-mlock"}
+# What the whole host has in use moves by more than these do while others work on it.
+NOISY = {"me-010-pipe-buffers", "me-011-mlock"}
 
 
 def promised() -> list[hostile.Case]:
@@ -40,12 +40,13 @@ def test_nearly_every_detector_fires_without_a_sandbox() -> None:
     assert len(found.arms) >= 60
     silent = {arm.case.id for arm in found.silent}
     assert silent <= CANNOT_FIRE | NOISY
-    assert 1 - len(silent - NOISY) / len(found.arms) >= control.ENOUGH
+    assert found.enough and found.ratio >= 0.95
 
 
 @needs_root
 def test_the_control_user_is_nobody_and_leaves_nothing() -> None:
-    uid = control.free_uid()
+    with control.throw_away_user() as uid, control.throw_away_user() as another:
+        assert uid != another
     with pytest.raises(KeyError):
         pwd.getpwuid(uid)
     before = snapshot.Snapshot.take()
@@ -71,6 +72,16 @@ def test_a_silent_detector_is_named_in_the_scorecard() -> None:
     controls = control.Controls(arms=arms)
     card = hostile.Card(backend="x", klass="process", outcomes=(), controls=controls)
     assert not controls.enough
-    told = "\n".join(card._control_lines())
+    told = card.text()
     assert "cp-001-busy cannot fire" in told
     assert "fewer than 95%" in told
+
+
+@needs_root
+def test_a_place_that_the_throw_away_user_cannot_enter_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="bj-") as closed:
+        monkeypatch.setattr(tempfile, "tempdir", closed)
+        with pytest.raises(hostile.CasesInvalid, match="may not enter"):
+            control.run_controls(SUITE, ())

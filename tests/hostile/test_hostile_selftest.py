@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.cli import main
+from belljar.cli import main, selftest
 
 CASE = "se-005-metadata-files"
 
@@ -42,7 +42,7 @@ def test_the_scorecard_is_written_as_text_and_as_data(
     assert main(words) == 0
     page = (tmp_path / "scorecard.md").read_text()
     assert "| secrets | 1 |" in page
-    assert "belljar selftest --backend subprocess" in page
+    assert f"belljar selftest --backend subprocess --case {CASE}" in page
     told = json.loads((tmp_path / "scorecard.json").read_text())
     assert told["backends"][0]["totals"]["held"] == 1
 
@@ -87,6 +87,26 @@ def test_wrong_words_are_refused(
     assert capfd.readouterr().err.startswith("belljar: ")
 
 
-def test_a_terminal_sees_progress_and_a_pipe_does_not(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe_sees_which_case_it_is_at_and_the_card_how_long_it_took(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     main(["selftest", "--backend", "subprocess", "--case", CASE])
-    assert capfd.readouterr().err == ""
+    shown = capfd.readouterr()
+    (line,) = shown.err.splitlines()
+    assert line.endswith(f"s  subprocess 1/1 {CASE}")
+    assert "it took" in shown.out
+
+
+def test_a_pipe_is_told_every_few_seconds_and_not_more(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([0.0, 0.0, 3.0, 9.9, 10.0, 12.0])
+    monkeypatch.setattr(selftest.time, "monotonic", lambda: next(clock))
+    progress = selftest._Progress()
+    with progress.about("x"):
+        for number in range(1, 6):
+            progress(f"case-{number}")
+    assert [line.split()[-1] for line in capfd.readouterr().err.splitlines()] == [
+        "case-1",
+        "case-4",
+    ]

@@ -21,6 +21,7 @@ import os
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Protocol
 
 from ..errors import PolicyUnenforceable
@@ -97,6 +98,12 @@ class Cancel:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+@cache
+def never() -> Cancel:
+    """The switch that nobody flips, for runs that nobody can cancel."""
+    return Cancel()
 
 
 class Backend(Protocol):

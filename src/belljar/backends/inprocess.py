@@ -29,12 +29,13 @@ Facts relied on: `pytest tests/backends/test_inprocess.py` checks each of them.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from dataclasses import dataclass
 
 from .. import languages
-from ..errors import BackendUnavailable, LanguageUnknown, RequestError
+from ..errors import BackendUnavailable, LanguageMissing, LanguageUnknown, RequestError
 from ..events import Emit
 from ..policy import Isolation, Policy
 from ..types import Enforcement, KillProof, Request, Result, Status
@@ -145,11 +146,18 @@ def _never_started(plan: Plan) -> Result:
 
 def _check_program(request: Request) -> None:
     """Only a Python program, and only for the interpreter we are."""
-    language = "a command" if request.command else languages.find(request.language).name
-    if language != "python":
+    language = None if request.command else languages.of(request)
+    if language is None or language.family != "python":
+        told = "a command" if language is None else language.name
         raise LanguageUnknown(
             "language",
-            f"backend inprocess runs python programs only, not {language}",
+            f"backend inprocess runs python programs only, not {told}",
+            fix="choose another backend, such as subprocess",
+        )
+    ours = sys.version_info[: len(language.version)] == language.version
+    if not ours or language.command_on("inprocess"):
+        raise LanguageMissing(
+            f"backend inprocess has no interpreter but its own, and that is not {language.name}",
             fix="choose another backend, such as subprocess",
         )
     if request.python is not None:

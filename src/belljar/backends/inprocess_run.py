@@ -74,7 +74,7 @@ class Run:
         self._plan = plan
         self._emit = emit
         self._cancel = cancel
-        frame = run_frame(plan.request, languages.find("python").file)
+        frame = run_frame(plan.request, languages.of(plan.request).file)
         self._program: Any = protocol.loads(frame[protocol.HEADER :], max_nodes=sys.maxsize)
         layers = plan.spec.layers
         self._watched = "watchdog" in layers

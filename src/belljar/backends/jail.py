@@ -7,6 +7,9 @@ Theory of operation
 - A result is returned when the guest has been waited for and pid 1 of its namespace, which is ours,
   has no children left: everybody in there is a child of its, or will be. Exit status and usage are
   the slot's words, on a socket that the guest never had. What is left then is the unmounting.
+- `settle="later"`: the answer is given when the guest has said its end and closed its streams; its
+  exit code is then its own word, and the result says `settled=False`. `settle.py` waits for the
+  kernel's word, and the jail's place is taken until then.
 - The work directory is a memory file system. We hold a descriptor of it from the start; it lives
   until that is closed, so files are read when nobody is left who could change them.
 - Each protection is a layer that can be switched off in the constructor, for tests that ask what
@@ -24,32 +27,29 @@ channels between runs on one machine. For hostile tenants choose a rung above it
 from __future__ import annotations
 
 import contextlib
-import marshal
 import os
-import signal
 import time
 import weakref
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from .. import collect
-from ..errors import BackendFailed, RequestError
+from .. import collect, languages
+from ..errors import BackendFailed
 from ..events import Emit
-from ..linux import root
 from ..policy import Isolation, Policy
-from ..report import Report, run_frame
-from ..types import Request, Result
+from ..types import Enforcement, Request, Result
 from . import jail_plan, jail_report, outcome, protect
 from .base import Availability, Cancel, Plan, refuse_unless_held
 from .fleet import Fleet
 from .jail_plan import Spec
-from .supervise import Ended, Watch
-from .zygotes import Jail
+from .jail_watch import JailWatch
+from .settle import Settler
+from .start_message import start_message
 
 if TYPE_CHECKING:
     from ..linux.probe import HostFacts
 
-_KILL_SECONDS = 10.0  # a jail that still lives then is broken
+_REMEMBERED = 64
 
 
 class JailBackend:
@@ -78,7 +78,9 @@ class JailBackend:
         self.tidy = tidy
         self._given_facts = facts
         self._fleet: Fleet | None = None
+        self._settler = Settler()
         self._closed = False
+        self._known: dict[tuple[Policy, frozenset[str]], tuple[dict[str, Enforcement], Spec]] = {}
         self._availability: Availability | None = None
 
     @property
@@ -125,20 +127,41 @@ class JailBackend:
         return Availability(available=True, notes=tuple(notes))
 
     def compile(self, policy: Policy, request: Request) -> Plan:
-        active = jail_plan.active_layers(self.facts, self.disabled)
-        report = jail_report.enforcement(policy, request, self.facts, active)
-        # With a layer switched off on purpose the report says what is missing, and the run goes on.
-        held = {} if self.disabled else report
-        refuse_unless_held(self.name, self.isolation, policy, held)
+        report, spec = self._compiled(policy, request)
         return Plan(
             backend=self.name,
             isolation=self.isolation,
             request=request,
             policy=policy,
-            enforcement=report,
-            spec=jail_plan.spec(policy, request, self.facts, active),
+            enforcement=dict(report),
+            spec=spec,
             warnings=outcome.notices(self.disabled),
         )
+
+    def _compiled(self, policy: Policy, request: Request) -> tuple[dict[str, Enforcement], Spec]:
+        """Remembered for what most runs are: a program for our own interpreter, and no mounts."""
+        key, files = None, policy.filesystem
+        special = request.python or request.command or request.mounts
+        plain = languages.BUILT_IN["python"]  # a file may have made another thing of the name
+        if (
+            request.language == "python"
+            and languages.of(request) is plain
+            and not (special or files.read_only or files.read_write or files.hidden)
+        ):
+            key = policy, jail_plan.imported(request.code or "")
+            if (known := self._known.get(key)) is not None:
+                return known
+        active = jail_plan.active_layers(self.facts, self.disabled)
+        report = jail_report.enforcement(policy, request, self.facts, active)
+        # With a layer switched off on purpose the report says what is missing, and the run goes on.
+        held = {} if self.disabled else report
+        refuse_unless_held(self.name, self.isolation, policy, held)
+        compiled = report, jail_plan.spec(policy, request, self.facts, active)
+        if key is not None:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[key] = compiled
+        return compiled
 
     def run(self, plan: Plan, emit: Emit, cancel: Cancel) -> Result:
         if self._closed:
@@ -147,7 +170,9 @@ class JailBackend:
         request, spec = plan.request, plan.spec
         assert isinstance(spec, Spec)
         report, shown = outcome.heard(plan, emit)
-        message, before = _start_message(request, spec)
+        message, before = start_message(
+            request, argv=spec.argv, file=spec.file, worker=spec.worker, room=spec.shape.disk
+        )
         with contextlib.ExitStack() as cleanup:
             if spec.guarded:
                 cleanup.enter_context(protect.placeholders(spec.guarded))
@@ -163,6 +188,20 @@ class JailBackend:
             watch = JailWatch(jail, plan, message, report, emit, cancel)
             taken = time.monotonic()
             watch.begin()
+            later = request.settle == "later" and spec.worker and keep and not self.tidy
+            if later and watch.until_said():
+                found = collect.changed_files(jail.work, before, request.outputs)
+                said = watch.as_said()
+                result = outcome.of_watch(plan, watch, said, report, None, found=found, shown=shown)
+                self._settler.add(watch, cleanup.pop_all(), jail, self.parked)
+                timings = {"start": taken - began, "run": said.ended - said.started}
+                return replace(
+                    result,
+                    settled=False,
+                    kill=None,
+                    usage=replace(result.usage, cpu=None, peak_memory=None),
+                    timings={**timings, "collect": time.monotonic() - said.ended},
+                )
             ended = watch.until_gone()
             gone = time.monotonic()
             found = collect.changed_files(jail.work, before, request.outputs)
@@ -186,6 +225,7 @@ class JailBackend:
 
     def close(self) -> None:
         self._closed = True
+        self._settler.close()
         if self._fleet is not None:
             self._fleet.close()
 
@@ -204,110 +244,3 @@ class JailBackend:
             from ..linux import cgroup
 
             cgroup.sweep(self.facts.cgroup)
-
-
-class JailWatch(Watch):
-    """The poll loop of a run in a jail: it is waiting already, and is killed by pidfd."""
-
-    def __init__(
-        self,
-        jail: Jail,
-        plan: Plan,
-        message: bytes,
-        report: Report,
-        emit: Emit,
-        cancel: Cancel,
-    ) -> None:
-        request, limits = plan.request, plan.policy.limits
-        self._jail = jail
-        self._began = 0.0
-        self._killed = 0.0
-        if not request.stdin:
-            os.close(jail.stdin)
-        group = jail.group
-        super().__init__(
-            run=request.id,
-            control=jail.run,
-            frames=jail.frames,
-            program=message,
-            stdout=jail.stdout,
-            stderr=jail.stderr,
-            stdin=jail.stdin if request.stdin else None,
-            data=request.stdin,
-            timeout=limits.timeout,
-            output_cap=limits.output if "output_cap" in plan.spec.layers else outcome.NO_CAP,
-            report=report,
-            emit=emit,
-            cancel=cancel,
-            on_kill=group.release if group is not None else lambda: None,
-        )
-
-    def begin(self) -> None:
-        """The program's time starts now: it is already waiting for what we send."""
-        self._started = True
-        self._began = time.monotonic()
-        self._deadline = self._began + self._timeout
-        self._send(self._jail.frames.fileno())
-
-    def until_gone(self) -> Ended:
-        try:
-            ended = super().until_gone()
-        except BackendFailed:
-            self._kill_all()  # its slot is gone, who would have
-            raise
-        ended = replace(ended, started=min(self._began, ended.ended))
-        # A guest that had ended when our kill came was not ended by it.
-        if ended.reason or not self.reason or ended.wait_status != signal.SIGKILL:
-            return ended
-        passed = max(0.0, ended.ended - self._killed)
-        return replace(ended, reason="host", kill_seconds=ended.kill_seconds + passed)
-
-    def _supervisor_says(self, fd: int) -> None:
-        super()._supervisor_says(fd)
-        if self.ended is not None and fd in self._readers:
-            self._done_with(fd)  # its last word; that it ends too is nobody's business
-
-    def _kill(self, reason: str) -> None:
-        if self.ended is not None or self.reason:
-            return
-        self.reason = reason
-        self._killed = time.monotonic()
-        self._deadline = self._killed + _KILL_SECONDS
-        self._on_kill()
-        self._kill_all()
-
-    def _kill_all(self) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
-            signal.pidfd_send_signal(self._jail.pidfd, signal.SIGKILL)
-
-
-def _start_message(request: Request, spec: Spec) -> tuple[bytes, dict[str, collect.Stamp]]:
-    """What the guest reads first, and the state of the work directory that it makes of it."""
-    files = {collect.checked_name("files", name): data for name, data in request.files.items()}
-    program = b""
-    if spec.worker:
-        program = run_frame(request, spec.file or "")
-    if spec.file and request.code is not None:  # also for the worker: multiprocessing reads it
-        files[spec.file] = request.code.encode("utf-8", "surrogatepass")
-    room = spec.shape.disk
-    if sum(map(len, files.values())) > room:
-        raise RequestError("files", f"do not fit into a disk of {room} bytes", fix="raise `disk`")
-    stamp = time.time_ns()
-    env = {
-        "PATH": jail_plan.GUEST_PATH,
-        "HOME": root.WORK,
-        "TMPDIR": "/tmp",
-        "LANG": "C.UTF-8",
-        "USER": "user",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        **request.env,
-    }
-    start: dict[str, Any] = {
-        "argv": list(spec.argv),
-        "frames": spec.worker,
-        "env": env,
-        "files": [(name, len(data), stamp) for name, data in files.items()],
-    }
-    head = marshal.dumps(start)
-    before: dict[str, collect.Stamp] = {n: (stamp, len(data), 0) for n, data in files.items()}
-    return b"".join((len(head).to_bytes(4, "big"), head, *files.values(), program)), before

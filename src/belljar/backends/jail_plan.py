@@ -12,11 +12,11 @@ import os
 import re
 import resource
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from .. import languages
+from .. import language_host, languages
 from ..errors import CommandNotFound
 from ..guest import protocol
 from ..interpreter import find as find_interpreter
@@ -191,6 +191,9 @@ def spec(policy: Policy, request: Request, facts: HostFacts, active: frozenset[s
     shape = _shape(
         policy, facts, active, own_network=own_network, waiting=waiting, big_files=bool(guarded)
     )
+    if not request.command and languages.of(request).seccomp == "strict":
+        families = () if policy.network.mode == "off" else shape.families
+        shape = replace(shape, families=families, memfd=False, affinity=False)
     return Spec(
         outer=outer,
         shape=shape,
@@ -293,16 +296,19 @@ def _program(request: Request) -> tuple[tuple[str, ...], str | None, bool, tuple
         if path is None:
             raise CommandNotFound("command", f"{request.command[0]!r} is not installed")
         return (path, *request.command[1:], *request.args), None, False, _outside_system(path)
-    language = languages.find(request.language)
-    if language.name != "python":
-        path = languages.installed(language)
-        argv = (path, *language.command[1:], language.file, *request.args)
-        return argv, language.file, False, _outside_system(path)
-    if request.python is None:
+    language = languages.of(request)
+    paths = tuple(path for path in language.paths if not inside_any(path, SYSTEM))
+    if language.family != "python":
+        path = language_host.installed(language, "jail")
+        argv = (path, *language.command_on("jail")[1:], language.file, *request.args)
+        return argv, language.file, False, (*_outside_system(path), *paths)
+    wanted = language_host.python_of(language, request.python, "jail")
+    if wanted is None and not paths:
         return (), language.file, True, ()
-    python = find_interpreter(request.python)
+    python = find_interpreter(wanted)
     boot = protocol.boot_code(GUEST_DIR, 3)
-    return (python.executable, "-I", "-c", boot), language.file, True, python.prefixes
+    argv = (python.executable, "-I", "-c", boot)
+    return argv, language.file, True, (*python.prefixes, *paths)
 
 
 def _outside_system(path: str) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from .. import languages
 from ..policy import Policy
 from ..types import Enforcement, Request
 from . import protect
@@ -28,6 +29,12 @@ def enforcement(
         report["fuel"] = absent("a process has no fuel; the wasm backend counts it")
     if policy.modules.active:
         report["modules"] = best_effort("import lint before the run; a lint, not a boundary")
+    if not request.command and languages.of(request).seccomp != "default":
+        report["seccomp"] = (
+            enforced("the strict profile: no sockets, no memory files, no changed affinity")
+            if "seccomp" in active
+            else absent("no seccomp")
+        )
     return report
 
 
@@ -37,15 +44,15 @@ def _limits(
     group = f"cgroup v{facts.cgroup.version}" if facts.cgroup and "cgroup" in active else ""
     limits = policy.limits
     cpus = limits.cpus
-    yield "timeout", enforced("the host's clock, then init and the kernel end the pid namespace")
+    yield "timeout", enforced("the host's clock; the kernel ends the whole pid namespace")
 
     if group:
         yield "memory", enforced(f"{group} memory controller, the whole tree and its files")
     elif "watchdog" in active and "seccomp" in active:
         extra = ", RLIMIT_DATA for each process" if "rlimits" in active else ""
-        yield "memory", enforced(f"init counts the tree and its files 50 times a second{extra}")
+        yield "memory", enforced(f"the slot counts the tree and its files 50 times a second{extra}")
     elif "watchdog" in active:
-        yield "memory", best_effort("init counts the tree, but not memfd, open without seccomp")
+        yield "memory", best_effort("the slot counts the tree, but not memfd, open without seccomp")
     elif "rlimits" in active:
         yield "memory", best_effort("RLIMIT_DATA, each process for itself")
     else:
@@ -63,8 +70,8 @@ def _limits(
         yield (
             "cpus",
             enforced(
-                f"affinity to {math.ceil(cpus)} of {len(facts.cpus)} cores, and init ends the run "
-                f"at {cpus * limits.timeout:g} seconds of processor time"
+                f"affinity to {math.ceil(cpus)} of {len(facts.cpus)} cores, and the slot ends the "
+                f"run at {cpus * limits.timeout:g} seconds of processor time"
             ),
         )
     else:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .. import languages
+from .. import language_host, languages
 from ..errors import BackendUnavailable, CommandNotFound
 from ..interpreter import find as find_interpreter
 from ..policy import Policy
@@ -277,13 +277,15 @@ def _program(request: Request, host: Host) -> tuple[tuple[str, ...], str | None,
         if path is None:
             raise CommandNotFound("command", f"{request.command[0]!r} is not installed")
         return (path, *request.command[1:], *request.args), None, False
-    language = languages.find(request.language)
-    if language.name == "python":
-        return (find_interpreter(request.python).executable, "-I"), language.file, True
-    path = languages.installed(language)
+    language = languages.of(request)
+    if language.family == "python":
+        python = language_host.python_of(language, request.python, "subprocess")
+        return (find_interpreter(python).executable, "-I"), language.file, True
+    path = language_host.installed(language, "subprocess")
     if host.windows and path.lower().startswith(host.system_root.lower()):
         raise BackendUnavailable(
             f"{path!r} starts programs in WSL, out of reach of every limit here",
             fix="install Git for Windows and put its bash first on PATH",
         )
-    return (path, *language.command[1:], language.file, *request.args), language.file, False
+    words = language.command_on("subprocess")[1:]
+    return (path, *words, language.file, *request.args), language.file, False

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .. import languages
+from .. import language_host, languages
 from ..errors import CommandNotFound
 from ..guest import protocol
 from ..interpreter import find as find_interpreter
@@ -104,6 +104,12 @@ def enforcement(
         report["fuel"] = absent("a process has no fuel; the wasm backend counts it")
     if policy.modules.active:
         report["modules"] = best_effort("import lint before the run; a lint, not a boundary")
+    if not request.command and languages.of(request).seccomp != "default":
+        report["seccomp"] = (
+            enforced("the strict profile: no sockets, no memory files, no System V IPC")
+            if "seccomp" in active
+            else absent("no seccomp")
+        )
     return report
 
 
@@ -303,6 +309,9 @@ def spec(
         families: tuple[int, ...] = (_AF_INET, _AF_INET6, _AF_NETLINK)
     else:
         families = (_AF_INET, _AF_INET6) if spaces else ()
+    strict = not request.command and languages.of(request).seccomp == "strict"
+    if strict and policy.network.mode == "off":
+        families = ()
     return Spec(
         argv=argv,
         file=file,
@@ -321,7 +330,7 @@ def spec(
         devices=DEVICES,
         shm_size=min(_SHM, limits.memory // 4) if spaces else 0,
         socket_families=families,
-        closed_calls=tuple(_closed_calls(facts, active, cores)),
+        closed_calls=tuple(dict.fromkeys(_closed_calls(facts, active, cores, strict))),
         ignored_calls=() if "read_only_mounts" in active else seccomp.METADATA,
         rlimits=_rlimits(policy, facts, active, user) if "rlimits" in active else (),
         cores=cores,
@@ -329,13 +338,15 @@ def spec(
     )
 
 
-def _closed_calls(facts: HostFacts, active: frozenset[str], cores: int) -> Iterator[str]:
-    """Calls that seccomp must refuse because no other layer holds what they do."""
-    if "cgroup" not in active:
+def _closed_calls(
+    facts: HostFacts, active: frozenset[str], cores: int, strict: bool
+) -> Iterator[str]:
+    """Calls that seccomp must refuse because no other layer holds what they do, or all if asked."""
+    if "cgroup" not in active or strict:
         yield from seccomp.UNCOUNTED_MEMORY
-    if "namespaces" not in active:
+    if "namespaces" not in active or strict:
         yield from seccomp.SHARED_IPC
-    if cores:
+    if cores or strict:
         yield "sched_setaffinity"
     if "read_only_mounts" not in active and facts.landlock_abi < 3:
         yield "truncate"
@@ -348,14 +359,14 @@ def _program(request: Request) -> tuple[tuple[str, ...], str | None, bool, tuple
         if path is None:
             raise CommandNotFound("command", f"{request.command[0]!r} is not installed")
         return (path, *request.command[1:], *request.args), None, False, ()
-    language = languages.find(request.language)
-    if language.name != "python":
-        path = languages.installed(language)
+    language = languages.of(request)
+    if language.family != "python":
+        path = language_host.installed(language, "subprocess")
         real = os.path.realpath(path)
-        argv = (path, *language.command[1:], language.file, *request.args)
-        return argv, language.file, False, (path, real)
-    python = find_interpreter(request.python)
-    needed = (python.executable, *python.prefixes, protocol.GUEST_DIR)
+        argv = (path, *language.command_on("subprocess")[1:], language.file, *request.args)
+        return argv, language.file, False, (path, real, *language.paths)
+    python = find_interpreter(language_host.python_of(language, request.python, "subprocess"))
+    needed = (python.executable, *python.prefixes, protocol.GUEST_DIR, *language.paths)
     return (python.executable, "-I"), language.file, True, needed
 
 

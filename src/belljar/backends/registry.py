@@ -12,16 +12,22 @@ from .base import Backend
 # The same lines stand in pyproject.toml's entry points. Reading installed metadata costs more than
 # a run does, so the names we ship are known here; `test_registry` keeps the two equal.
 BUILT_IN = {
+    "bubblewrap": "belljar.backends.bubblewrap:BubblewrapBackend",
+    "firejail": "belljar.backends.firejail:FirejailBackend",
     "inprocess": "belljar.backends.inprocess:InProcessBackend",
     "jail": "belljar.backends.jail:JailBackend",
+    "landlock": "belljar.backends.landlock:LandlockBackend",
+    "nsjail": "belljar.backends.nsjail:NsjailBackend",
     "subprocess": "belljar.backends.subprocess:SubprocessBackend",
     "wasm": "belljar.backends.wasm:WasmBackend",
 }
-# `auto` tries these in order: the strongest that starts fast comes first.
-PREFERENCE: tuple[str, ...] = ("jail", "subprocess")
+# `auto` tries these in order: the strongest that starts fast comes first. A set-uid bubblewrap or
+# firejail makes jails where users have no namespaces of their own.
+PREFERENCE: tuple[str, ...] = ("jail", "bubblewrap", "firejail", "landlock", "subprocess")
 if sys.platform != "linux":
     BUILT_IN["subprocess"] = "belljar.backends.portable:PortableBackend"
-    del BUILT_IN["jail"], BUILT_IN["wasm"]
+    for _name in ("bubblewrap", "firejail", "jail", "landlock", "nsjail", "wasm"):
+        del BUILT_IN[_name]
     PREFERENCE = ("subprocess",)
 GROUP = "belljar.backends"
 

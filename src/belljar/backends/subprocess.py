@@ -27,7 +27,6 @@ import itertools
 import marshal
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -42,8 +41,8 @@ from ..guest import protocol
 from ..interpreter import can_reach
 from ..policy import Isolation, Policy
 from ..report import Report, run_frame
-from ..types import Request, Result, new_id
-from . import outcome, process_plan, run_directory
+from ..types import Request, Result
+from . import outcome, process_plan, run_directory, supervised
 from .base import Availability, Cancel, Plan, refuse_unless_held
 from .process_plan import Spec
 from .supervise import Watch
@@ -52,14 +51,7 @@ if TYPE_CHECKING:
     from ..linux.cgroup import Group
     from ..linux.probe import HostFacts
 
-_PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-# Appended: what is installed beside us must not stand in front of the standard library.
-_LAUNCH = (
-    "import sys; sys.path.append({parent!r}); from belljar.linux.launch import main; main({fd})"
-)
 _ID = re.compile(r"[0-9]{1,10}")
-_SEND_SECONDS = 30.0  # a supervisor that has not read its message by then is broken
-_END_SECONDS = 10.0  # and so is one that has not ended the tree after we hung up
 
 
 class SubprocessBackend:
@@ -150,7 +142,11 @@ class SubprocessBackend:
                 root = cleanup.enter_context(run_directory.made())
                 work = run_directory.fill(root, files, spec.links, self.user)
                 before = collect.snapshot(work)
-                group = self._group(plan)
+                group = supervised.group(
+                    plan.policy.limits,
+                    self.facts.cgroup if "cgroup" in spec.layers else None,
+                    overhead=int("namespaces" in spec.layers),  # init, which is ours
+                )
                 if group is not None:
                     cleanup.callback(group.remove)
                 watch, supervisor = self._start(plan, root, program, group, report, emit, cancel)
@@ -158,15 +154,7 @@ class SubprocessBackend:
                 raise BackendFailed(
                     f"the run could not be set up: {error}", retryable=True
                 ) from error
-            try:
-                ended = watch.until_gone()
-            except BaseException:
-                _wait_for_end(supervisor)
-                if group is not None:
-                    group.kill()
-                raise
-            finally:
-                supervisor.wait()
+            ended = supervised.until_gone(watch, supervisor, group)
             found = collect.changed_files(work, before, request.outputs)
             settled = time.monotonic()
             result = outcome.of_watch(plan, watch, ended, report, group, found=found, shown=shown)
@@ -183,22 +171,6 @@ class SubprocessBackend:
 
     # -- before the run --------------------------------------------------------------------------
 
-    def _group(self, plan: Plan) -> Group | None:
-        if "cgroup" not in plan.spec.layers or self.facts.cgroup is None:
-            return None
-        from ..linux.cgroup import Group
-
-        limits = plan.policy.limits
-        # One more for init, which is ours.
-        processes = limits.processes + ("namespaces" in plan.spec.layers)
-        return Group(
-            self.facts.cgroup,
-            new_id(),  # not the request's: one request may be run many times at once
-            memory=limits.memory,
-            processes=processes,
-            cpus=limits.cpus,
-        )
-
     def _start(
         self,
         plan: Plan,
@@ -210,55 +182,25 @@ class SubprocessBackend:
         cancel: Cancel,
     ) -> tuple[Watch, subprocess.Popen[bytes]]:
         """Start the supervisor and hand it its message; from then on the Watch owns our ends."""
-        request, spec, limits = plan.request, plan.spec, plan.policy.limits
+        worker = plan.spec.worker
         with ExitStack() as ours, ExitStack() as theirs:
-            control, their_control = _socket_pair(ours, theirs)
-            frames, their_frames = _socket_pair(ours, theirs) if spec.worker else (None, None)
-            stdin = None
-            if request.stdin:
-                their_stdin, stdin = _pipe(theirs, ours)
-            else:  # no input is an empty file, not a pipe to wait on
-                their_stdin = os.open(os.devnull, os.O_RDONLY)
-                theirs.callback(os.close, their_stdin)
-            stdout, their_stdout = _pipe(ours, theirs)
-            stderr, their_stderr = _pipe(ours, theirs)
-            passed = [end.fileno() for end in (their_control, their_frames) if end is not None]
+            streams = supervised.streams(ours, theirs, plan.request.stdin)
+            control, their_control = supervised.socket_pair(ours, theirs)
+            frames, their_frames = supervised.socket_pair(ours, theirs) if worker else (None, None)
             frame_fd = their_frames.fileno() if their_frames is not None else -1
             message = marshal.dumps(self._message(plan, root, frame_fd, group))
-            supervisor = subprocess.Popen(
-                [
-                    sys.executable, "-I", "-S", "-c",
-                    _LAUNCH.format(parent=_PACKAGE_PARENT, fd=their_control.fileno()),
-                ],
-                stdin=their_stdin,
-                stdout=their_stdout,
-                stderr=their_stderr,
-                pass_fds=passed,
-                env={},
-                cwd="/",
-                start_new_session=True,
-            )  # fmt: skip
+            supervisor = supervised.start(
+                "launch",
+                their_control,
+                passed=(frame_fd,) if worker else (),
+                stdio=(streams.their_stdin, streams.their_stdout, streams.their_stderr),
+            )
             theirs.close()
-            ours.callback(_wait_for_end, supervisor)
-            ours.callback(control.close)  # comes first: it is what the supervisor waits for
-            control.settimeout(_SEND_SECONDS)
-            control.sendall(len(message).to_bytes(4, "big") + message)
-            control.settimeout(None)
+            supervised.instruct(ours, supervisor, control, message)
             watch = Watch(
-                run=request.id,
-                control=control,
+                **supervised.watched(plan, control, streams, report, emit, cancel, group),
                 frames=frames,
                 program=program,
-                stdout=stdout,
-                stderr=stderr,
-                stdin=stdin,
-                data=request.stdin,
-                timeout=limits.timeout,
-                output_cap=limits.output if "output_cap" in spec.layers else outcome.NO_CAP,
-                report=report,
-                emit=emit,
-                cancel=cancel,
-                on_kill=group.release if group is not None else lambda: None,
             )
             ours.pop_all()
         return watch, supervisor
@@ -328,41 +270,7 @@ class SubprocessBackend:
             return
         self._swept = True
         run_directory.sweep()
-        if self.facts.cgroup is not None and "cgroup" not in self.disabled:
-            from ..linux import cgroup
-
-            try:
-                cgroup.sweep(self.facts.cgroup)
-            except (OSError, BackendFailed) as error:  # what is left of others stops nobody
-                import logging
-
-                logging.getLogger("belljar").warning("a crashed run's control group: %s", error)
-
-
-def _socket_pair(ours: ExitStack, theirs: ExitStack) -> tuple[socket.socket, socket.socket]:
-    here, there = socket.socketpair()
-    ours.callback(here.close)
-    theirs.callback(there.close)
-    return here, there
-
-
-def _pipe(readers: ExitStack, writers: ExitStack) -> tuple[int, int]:
-    reader, writer = os.pipe()
-    readers.callback(os.close, reader)
-    writers.callback(os.close, writer)
-    return reader, writer
-
-
-def _wait_for_end(supervisor: subprocess.Popen[bytes]) -> None:
-    """After we closed its control socket: it kills the tree, waits for it, and ends.
-
-    Killing it at once would leave that to the kernel, which does it only for a pid namespace.
-    """
-    try:
-        supervisor.wait(_END_SECONDS)
-    except subprocess.TimeoutExpired:
-        supervisor.kill()
-        supervisor.wait()
+        supervised.sweep(self.facts.cgroup if "cgroup" not in self.disabled else None)
 
 
 def _user(text: str) -> tuple[int, int]:

@@ -70,6 +70,7 @@ class Watch:
         self._report, self._emit, self._cancel, self._on_kill = report, emit, cancel, on_kill
         self._lines = b""
         self._started = False
+        self._told = False
         self._deadline = time.monotonic() + _START_SECONDS
         self._poll = select.poll()
         self._readers: dict[int, Callable[[int], None]] = {}
@@ -87,6 +88,10 @@ class Watch:
             self._poll.register(stdin, select.POLLOUT)
         self._poll.register(cancel.fileno(), select.POLLIN)
 
+    @property
+    def control(self) -> int:
+        return self._control.fileno()
+
     def _read(self, fd: int, reader: Callable[[int], None]) -> None:
         self._readers[fd] = reader
         self._poll.register(fd, select.POLLIN)
@@ -103,12 +108,19 @@ class Watch:
                     self._handle(fd, events)
         finally:
             self._close()
-        for name, captured in self.captured.items():
-            if rest := captured.rest():
-                self._emit(Output(id=self.run_id, stream=name, data=rest))  # type: ignore[arg-type]
+        self._emit_rest()
         if self.ended is None:
             raise self._failure("the run's supervisor ended without a word")
         return self.ended
+
+    def _emit_rest(self) -> None:
+        """The end of output that was cut; once, when no more will come."""
+        if self._told:
+            return
+        self._told = True
+        for name, captured in self.captured.items():
+            if rest := captured.rest():
+                self._emit(Output(id=self.run_id, stream=name, data=rest))  # type: ignore[arg-type]
 
     def _handle(self, fd: int, events: int) -> None:
         if fd in self._outgoing and events & ~select.POLLIN:

@@ -33,6 +33,7 @@ _WORKER_THREADS = 64
 _WORKER_START = 0.5  # seconds of processor time
 # Where the worker finds its own things in the jail.
 _CODE, _LIBRARY, _GUEST = "/.wasm/code", "/.wasm/lib", "/.wasm/guest"
+_VERSIONS = {"python": (3, 14)}  # what a versioned name such as python3.14 may ask for
 _WASM_DIRECTORY = os.path.dirname(os.path.abspath(build.__file__))
 
 
@@ -75,10 +76,13 @@ def language_of(request: Request) -> str:
     elif request.python is not None:
         what = "interpreters of your own choice"
     else:
-        language = languages.find(request.language).name
-        if language in build.GUESTS and build.description(build.GUESTS[language]):
-            return language
-        what = f"{language} programs"
+        language = languages.of(request)
+        guest = build.GUESTS.get(language.family)
+        version = _VERSIONS.get(language.family, ())
+        asked = language.version
+        if guest and asked == version[: len(asked)] and build.description(guest):
+            return language.family
+        what = f"{language.name} programs"
     raise BackendUnavailable(
         f"the wasm backend runs no {what}", fix="choose another backend, such as jail"
     )
@@ -134,7 +138,7 @@ def spec(
         house, guarded = _found_again(bare, (), language, facts, active, compiled, library)
     return Spec(
         house=house,
-        file=languages.find(language).file,
+        file=languages.of(request).file,
         disk=jail_plan.disk_size(policy),
         layers=tuple(name for name in LAYERS if name in active),
         guarded=guarded,

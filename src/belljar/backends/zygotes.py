@@ -12,7 +12,6 @@ import array
 import itertools
 import marshal
 import os
-import secrets
 import select
 import socket
 import subprocess
@@ -40,6 +39,7 @@ _ENVIRONMENT = {
     "MPLCONFIGDIR": "/tmp",
     "MPLBACKEND": "agg",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    "LD_BIND_NOW": "1",  # symbols are looked up once, not in every guest
     "MKL_NUM_THREADS": "1",
     "NUMEXPR_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
@@ -154,7 +154,7 @@ class Zygote:
 
     def _greet(self) -> None:
         from ..linux import syscalls
-        from ..linux.slot import FIRST_UID
+        from ..linux.root import FIRST_UID
 
         outer = self.outer
         view = outer.view
@@ -196,7 +196,7 @@ class Zygote:
             self.busy += 1
             self.runs += 1
             if shelf.available == 0:
-                self._order(shelf)
+                self._order(shelf, parked=False)
             shelf.available -= 1
         try:
             return self._receive(shelf)
@@ -258,12 +258,7 @@ class Zygote:
         with self._lock:
             shelf.busy -= 1
             self.busy -= 1
-            if slot.group is None or slot.group.reusable:
-                shelf.free.append(slot)
-                return
-            slot.orders.close()
-            del shelf.slots[slot.number]
-        slot.group.remove()
+            shelf.free.append(slot)
 
     def close(self) -> None:
         """End it and everything in it; returns when the kernel has."""
@@ -302,12 +297,13 @@ class Zygote:
         shelf.close()
         _remove_groups(shelf)
 
-    def _order(self, shelf: Shelf) -> None:
+    def _order(self, shelf: Shelf, *, parked: bool = True) -> None:
+        """Have one made. One that is not to be parked need not warm up: somebody waits for it."""
         shape, cpus = shelf.shape, self.facts.cpus
         first = next(self._core)
         cores = tuple(cpus[(first + i) % len(cpus)] for i in range(shape.cores))
         slot = self._slot(shelf)
-        order = {"slot": slot.number, **shape.message(cores)}
+        order = {"slot": slot.number, "parked": parked, **shape.message(cores)}
         try:
             slot.orders.sendall(marshal.dumps(order))
         except OSError as error:
@@ -347,7 +343,7 @@ class Zygote:
         assert self.facts.cgroup is not None
         return Group(
             self.facts.cgroup,
-            secrets.token_hex(8),
+            os.urandom(8).hex(),
             memory=shape.memory,
             processes=shape.processes + 2,  # the slot and the anchor are ours
             cpus=shape.cpus,

@@ -33,6 +33,9 @@ COMMANDS: dict[str, Command] = {
     "run": Command("belljar.cli.run", "run a program: FILE, - (standard input) or -c CODE"),
     "exec": Command("belljar.cli.exec", "run a command: belljar exec -- CMD ARG..."),
     "backends": Command("belljar.cli.backends", "list the backends and what each one needs"),
+    "languages": Command(
+        "belljar.cli.languages", "list the languages and which interpreters are installed"
+    ),
     "doctor": Command("belljar.cli.doctor", "show what this host can do and how to get the rest"),
     "settings": Command(
         "belljar.cli.settings", "show every setting and where its value comes from"

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Any
 
 from .arguments import UsageError, add_common
 from .failures import print_json
@@ -194,16 +195,42 @@ def _contenders(code: str, stack: ExitStack) -> Iterator[Line]:
     if shutil.which("bwrap"):
         wrapped = [*_BWRAP, *plain]
         yield Line(name="bubblewrap and python", once=lambda: _command(wrapped))
-    for name, backend in (
-        ("belljar subprocess", SubprocessBackend()),
-        ("belljar jail, nothing parked", JailBackend(parked=0)),
-        ("belljar jail", JailBackend()),
+    if (peer := _sandlock(plain)) is not None:
+        yield Line(name="sandlock and python", once=peer)
+    for name, backend, settle in (
+        ("belljar subprocess", SubprocessBackend(), "now"),
+        ("belljar jail, nothing parked", JailBackend(parked=0), "now"),
+        ("belljar jail, settled later", JailBackend(), "later"),
+        ("belljar jail", JailBackend(), "now"),
     ):
         if backend.probe().available:
-            yield _sandboxed(name, backend, code, stack)
+            yield _sandboxed(name, backend, code, stack, settle)
 
 
-def _sandboxed(name: str, backend: object, code: str, stack: ExitStack) -> Line:
+def _sandlock(words: list[str]) -> Callable[[], None] | None:
+    """A peer from PyPI, where it is installed: Landlock and seccomp around a fresh process."""
+    try:
+        import sandlock  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    except ImportError:
+        return None
+    readable = [
+        path
+        for path in ("/usr", "/lib", "/lib64", "/bin", "/etc", sys.prefix, sys.base_prefix)
+        if os.path.exists(path)
+    ]
+    sandbox = sandlock.Sandbox(fs_readable=readable, fs_writable=["/tmp"])
+
+    def once() -> None:
+        result = sandbox.run(words)
+        if not result.success:
+            raise RuntimeError(f"sandlock: {result}")
+
+    return once
+
+
+def _sandboxed(
+    name: str, backend: object, code: str, stack: ExitStack, settle: Any = "now"
+) -> Line:
     from ..config import Settings
     from ..engine import Engine
     from ..types import Request
@@ -214,7 +241,7 @@ def _sandboxed(name: str, backend: object, code: str, stack: ExitStack) -> Line:
     line = Line(name=name, once=lambda: None)
 
     def once() -> None:
-        result = engine.run(Request(code=code), wishes={"modules": "any"})
+        result = engine.run(Request(code=code, settle=settle), wishes={"modules": "any"})
         if not result.success:
             raise RuntimeError(f"{name}: {result.status} {result.stderr}")
         for phase, seconds in result.timings.items():

@@ -28,4 +28,5 @@ def run(args: argparse.Namespace) -> int:
     command = (*args.words, *args.rest)
     if not command:
         raise UsageError("there is no command to run", fix="write belljar exec -- CMD ARG...")
-    return running.execute(args, build_request(command=command, **request.common_fields(args)))
+    wanted = build_request(command=command, **request.common_fields(args))
+    return running.execute(args, lambda _settings: wanted)

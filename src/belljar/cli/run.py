@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 
+from .. import languages
 from ..api import build_request
+from ..config import Settings
 from ..errors import LanguageUnknown
+from ..types import Request
 from . import request, running
 from .arguments import Parser, UsageError
 
@@ -24,15 +27,6 @@ examples:
 The exit code is the program's own; 124 timeout, 125 Belljar failed, 126 refused,
 127 language or backend not found, 137 out of memory or killed."""
 
-_SUFFIXES = {
-    ".py": "python",
-    ".js": "javascript",
-    ".mjs": "javascript",
-    ".cjs": "javascript",
-    ".sh": "bash",
-    ".bash": "bash",
-}
-
 
 def add_arguments(parser: Parser) -> None:
     parser.usage = "belljar run [options] (FILE | - | -c CODE) [ARG...] [-- ARG...]"
@@ -43,7 +37,9 @@ def add_arguments(parser: Parser) -> None:
         help="the program (- is standard input), then words for it",
     )
     parser.add_argument("-c", dest="code", metavar="CODE", help="the program itself")
-    parser.add_argument("--lang", metavar="NAME", help="its language (default: by FILE's suffix)")
+    parser.add_argument(
+        "--lang", metavar="NAME", help="its language (default: by FILE's suffix or #! line)"
+    )
     parser.add_argument("--arg", action="append", default=[], help="one word for the program")
     parser.add_argument("--python", metavar="PATH", help="the interpreter to use, as python3.12")
     parser.add_argument(
@@ -61,28 +57,36 @@ def run(args: argparse.Namespace) -> int:
                 "there is no program to run", fix="name a FILE, - for standard input, or -c CODE"
             )
         file, words = words[0], [*words[1:], *args.rest]
-    language = args.lang or _language(file)
-    return running.execute(
-        args,
-        build_request(
-            code=_code(file, args.code),
-            language=language,
+
+    def build(settings: Settings) -> Request:
+        code = _code(file, args.code)
+        return build_request(
+            code=code,
+            language=args.lang or _language(file, code, settings),
             args=(*args.arg, *words),
             python=args.python,
+            settings=settings,
             **request.common_fields(args, code_from_stdin=file == "-"),
-        ),
-    )
-
-
-def _language(file: str | None) -> str:
-    suffix = os.path.splitext(file or "")[1].lower()
-    if not suffix:
-        return "python"
-    if suffix not in _SUFFIXES:
-        raise LanguageUnknown(
-            "language", f"{file!r} does not tell its language", fix="name it with --lang"
         )
-    return _SUFFIXES[suffix]
+
+    return running.execute(args, build)
+
+
+def _language(file: str | None, code: str, settings: Settings) -> str:
+    """By the file's extension, else by the `#!` line; a program that tells nothing is Python."""
+    if file is None:
+        return "python"
+    found = languages.of_file("" if file == "-" else file, code, settings)
+    if found is not None:
+        return found.name
+    if os.path.splitext(file)[1] or code.startswith("#!"):
+        known = ", ".join(sorted(languages.known(settings)))
+        raise LanguageUnknown(
+            "language",
+            f"{file!r} does not tell its language; known: {known}",
+            fix="name it with --lang",
+        )
+    return "python"
 
 
 def _code(file: str | None, code: str | None) -> str:

@@ -7,13 +7,14 @@ import errno
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from types import FrameType
 from typing import Any
 
 from .. import config
 from ..backends.base import Cancel, Plan
+from ..config import Settings
 from ..engine import Engine
 from ..errors import BelljarError
 from ..policy import Policy
@@ -35,14 +36,15 @@ def open_engine(args: argparse.Namespace, **overrides: Any) -> Engine:
     return Engine(config.load(path=args.config, overrides=overrides))
 
 
-def execute(args: argparse.Namespace, wanted: Request) -> int:
-    """Run `wanted` under the flags in `args`, or only explain it."""
+def execute(args: argparse.Namespace, build: Callable[[Settings], Request]) -> int:
+    """Run what `build` makes of the settings under the flags in `args`, or only explain it."""
     asked: dict[str, Any] = {
         "level": args.level,
         "wishes": request.wishes(args),
         "backend": args.backend,
     }
     with closing(open_engine(args)) as engine:
+        wanted = build(engine.settings)
         if args.explain:
             return _explain(engine.plan(wanted, **asked), as_json=args.json)
         talkative = not args.quiet and not args.json and terminal.is_terminal(sys.stderr)

@@ -35,6 +35,7 @@ _OUT_OF_MEMORY = b'{"type":"MemoryError","message":"","traceback":"","memory":tr
 _ANONYMOUS = "<belljar>"
 # Read through the base class: an exception's own attributes are the program's.
 _TRACEBACK = BaseException.__dict__["__traceback__"]
+_EXIT_CODE = SystemExit.__dict__["code"]
 
 
 class Channel:
@@ -119,6 +120,18 @@ class Outcome:
 
     def __init__(self, error: BaseException | None) -> None:
         self.error = error
+
+    @property
+    def code(self) -> int:
+        """The exit code that this will come to, if nothing goes wrong on the way out."""
+        if self.error is None:
+            return 0
+        if not issubclass(type(self.error), SystemExit):
+            return 1
+        code = _EXIT_CODE.__get__(self.error)
+        if code is None:
+            return 0
+        return code & 0xFF if type(code) is int else 1
 
     def leave(self) -> None:
         """Go the way CPython goes after such an end; returns only if the program did."""
@@ -376,7 +389,7 @@ def main(read_fd: int, write_fd: int | None = None) -> None:
     _speak_utf8()
     sys.path.insert(0, "")
     outcome = Interpreter(channel).run(request)
-    channel.send(protocol.END)
+    channel.send(protocol.END, b"%d" % outcome.code)
     channel.close()
     outcome.leave()
 

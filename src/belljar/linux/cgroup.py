@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from ..errors import BackendFailed
 
 _CONTROLLERS = ("memory", "pids", "cpu")
+_PERIOD = 100_000  # microseconds, for which a quota of processor time is given
 _NAME = re.compile(r"belljar-(\d+)-[0-9a-f]+")
 
 
@@ -110,11 +111,12 @@ class Group:
         self._version = home.version
         self._paths = [os.path.join(directory, name) for directory in home.directories]
         self._memory, self._pids, self._cpu = self._paths if home.version == 1 else self._paths * 3
-        period = 100_000
-        quota = max(1000, int(cpus * period))
-        self._released, self._processes, self._quota = False, processes, quota
+        self._released, self._processes = False, processes
+        self._quota = max(1000, int(cpus * _PERIOD))
+        self._peak_is_ours = True
         self._earlier = {"oom_kill": 0, "max": 0}
         self._lock = -1
+        self._files: dict[str, int] = {}
         made: list[str] = []
         try:
             for path in self._paths:
@@ -126,14 +128,11 @@ class Group:
             if home.version == 1:
                 self._write(self._memory, "memory.limit_in_bytes", str(memory))
                 self._write_if_there(self._memory, "memory.memsw.limit_in_bytes", str(memory))
-                self._write(self._cpu, "cpu.cfs_period_us", str(period))
-                # Refused where a group above has less: then that quota is the one that holds.
-                self._write_if_there(self._cpu, "cpu.cfs_quota_us", str(quota))
             else:
                 self._write(self._memory, "memory.max", str(memory))
                 self._write_if_there(self._memory, "memory.swap.max", "0")
                 self._write_if_there(self._memory, "memory.oom.group", str(int(die_together)))
-                self._write(self._cpu, "cpu.max", f"{quota} {period}")
+            self._limit_cpu()
         except OSError as error:
             self._paths = made  # and nobody else's of the same name
             self.remove()
@@ -153,26 +152,46 @@ class Group:
         return self._counter(self._pids, "pids.events", "max")
 
     def peak_memory(self) -> int | None:
+        """None where the kernel does not count it, or not since this run began."""
+        if not self._peak_is_ours:
+            return None
         name = "memory.max_usage_in_bytes" if self._version == 1 else "memory.peak"
         try:
             return int(self._read(self._memory, name))
         except FileNotFoundError:  # memory.peak came with Linux 5.19
             return None
 
-    @property
-    def reusable(self) -> bool:
-        """Whether `renew` can make it like new: version 2 cannot forget its peak."""
-        return self._version == 1
-
     def renew(self) -> None:
         """For the next run with the same limits: all members are gone, counting starts again."""
         if self._released:
             self._write(self._pids, "pids.max", str(self._processes))
-            self._write(self._cpu, "cpu.cfs_quota_us", str(self._quota))
+            self._limit_cpu()
             self._released = False
         self._earlier["oom_kill"] += self.oom_kills()
         self._earlier["max"] += self.forks_refused()
-        self._write(self._memory, "memory.max_usage_in_bytes", "0")
+        if self._version == 1:
+            self._write(self._memory, "memory.max_usage_in_bytes", "0")
+        else:
+            self._peak_is_ours = self._forget_peak()
+
+    def _forget_peak(self) -> bool:
+        """Since Linux 6.12 whoever writes to memory.peak reads there what came after that."""
+        try:
+            if "memory.peak" not in self._files:
+                path = os.path.join(self._memory, "memory.peak")
+                self._files["memory.peak"] = os.open(path, os.O_RDWR)
+            os.write(self._files["memory.peak"], b"reset")
+        except OSError:
+            return False
+        return True
+
+    def _limit_cpu(self) -> None:
+        if self._version == 1:
+            self._write(self._cpu, "cpu.cfs_period_us", str(_PERIOD))
+            # Refused where a group above has less: then that quota is the one that holds.
+            self._write_if_there(self._cpu, "cpu.cfs_quota_us", str(self._quota))
+        else:
+            self._write(self._cpu, "cpu.max", f"{self._quota} {_PERIOD}")
 
     def release(self) -> None:
         """Before a kill: no more forks, and no throttling that would slow the dying down."""
@@ -199,6 +218,9 @@ class Group:
 
     def remove(self) -> None:
         """Delete the group; a member that is still dying is waited for, briefly."""
+        for fd in self._files.values():
+            os.close(fd)
+        self._files.clear()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -212,10 +234,12 @@ class Group:
                 return int(number) - self._earlier[key]
         return 0
 
-    @staticmethod
-    def _read(path: str, name: str) -> str:
-        with open(os.path.join(path, name)) as file:
-            return file.read()
+    def _read(self, path: str, name: str) -> str:
+        # Kept open: a group that is used again and again is asked the same after every run.
+        fd = self._files.get(name)
+        if fd is None:
+            fd = self._files[name] = os.open(os.path.join(path, name), os.O_RDONLY)
+        return os.pread(fd, 4096, 0).decode()
 
     @staticmethod
     def _write(path: str, name: str, text: str) -> None:

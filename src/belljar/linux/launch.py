@@ -46,18 +46,18 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 
-def main(control: int) -> None:
+def main(control: int, kind: type[Run] | None = None) -> None:
     """Read the launch message from `control`, run one guest, report, exit."""
-    _reset_signals()
-    spec = _read_message(control)
+    reset_signals()
+    spec = marshal.loads(read_message(control))
     try:
-        Run(control, spec).supervise()
+        (kind or Run)(control, spec).supervise()
     except Exception as error:  # noqa: BLE001 - whatever it is, the host must hear of it
         _say(control, f"failed {type(error).__name__}: {error}")
     os._exit(0)  # nothing to finalise, and the host is waiting
 
 
-def _reset_signals() -> None:
+def reset_signals() -> None:
     """Whatever the host ignores, blocks or handles, the run begins like any process.
 
     Python's own handler for SIGINT must go, too: init would let the guest end it by that signal.
@@ -68,11 +68,8 @@ def _reset_signals() -> None:
             _signal.signal(number, _signal.SIG_DFL)
 
 
-def _read_message(control: int) -> dict[str, Any]:
-    header = _read_exactly(control, 4)
-    message = marshal.loads(_read_exactly(control, int.from_bytes(header, "big")))
-    assert isinstance(message, dict)
-    return message
+def read_message(fd: int) -> bytes:
+    return _read_exactly(fd, int.from_bytes(_read_exactly(fd, 4), "big"))
 
 
 def _read_exactly(fd: int, size: int) -> bytes:
@@ -98,12 +95,13 @@ class Run:
     def __init__(self, control: int, spec: dict[str, Any]) -> None:
         self.control = control
         self.spec = spec
+        self.theirs = [spec["frame_fd"]] if spec["frame_fd"] >= 0 else []
         self.peak = 0
         self.reason = ""
 
     def supervise(self) -> None:
         spec = self.spec
-        groups = [os.open(path, os.O_WRONLY) for path in spec["cgroup"]]
+        groups = self._groups()
         if spec["user"]:
             uid, gid = spec["user"]
             os.setgroups([])
@@ -123,14 +121,14 @@ class Run:
         if self.child == 0:
             os.close(self.control)
             self._child(groups, error_writer, status_writer)
-        for fd in (*groups, error_writer, status_writer, spec["frame_fd"]):
-            if fd >= 0:
-                os.close(fd)
+        for fd in (*groups, error_writer, status_writer, *self.theirs):
+            os.close(fd)
         _forget_stdio()
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
 
         with open(errors, "rb") as failures:
             problem = failures.read()  # end of file: the exec succeeded and closed it
+        problem = problem or self._not_ready()
         if problem:
             self._kill()
             _say(self.control, "failed " + problem.decode("utf-8", "replace"))
@@ -150,6 +148,10 @@ class Run:
             f"exit {status} {usage.ru_utime + usage.ru_stime:.6f} {peak} {start:.6f} {ended:.6f} "
             f"{survivors} {done - ended:.6f} {self.reason or '-'}",
         )
+
+    def _groups(self) -> list[int]:
+        """Descriptors to join the control groups by."""
+        return [os.open(path, os.O_WRONLY) for path in self.spec["cgroup"]]
 
     # -- the guest's side of the fork ------------------------------------------------------------
 
@@ -217,7 +219,13 @@ class Run:
             seccomp.install(spec["seccomp"])
         os.execve(spec["argv"][0], spec["argv"], spec["env"])
 
+    def _not_ready(self) -> bytes:
+        """What is wrong with what was started; nothing, as soon as the guest is the program."""
+        return b""
+
     # -- watching and ending ---------------------------------------------------------------------
+
+    told_by = -1  # a descriptor that can be read from when the guest has ended
 
     def _wait_for_end(self) -> bool:
         """True when the guest ended by itself; False when it must be killed (`reason` says why)."""
@@ -225,11 +233,13 @@ class Run:
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
         poll.register(self.control, select.POLLIN)
+        if self.told_by >= 0:
+            poll.register(self.told_by, select.POLLIN)
         watch = self.spec["watch"]
         try:
             while True:
                 ready = dict(poll.poll(watch["every"] * 1000 if watch else None))
-                if pidfd in ready:
+                if pidfd in ready or self.told_by in ready:
                     return True
                 if self.control in ready:
                     self.reason = "host"
@@ -251,23 +261,21 @@ class Run:
             self.reason = "oom"
         elif watch["cpu"] and tree.cpu_seconds(members) > watch["cpu"]:
             self.reason = "cpu"
-        elif (
-            watch["disk"]
-            and time.monotonic() >= self._next_disk_look
-            and self._disk_use(watch["paths"], watch["disk"]) > watch["disk"]
-        ):
+        elif watch["disk"] and self._disk_is_full(watch):
             self.reason = "disk"
         return bool(self.reason)
 
     _next_disk_look = 0.0
 
-    def _disk_use(self, paths: list[str], enough: int) -> int:
+    def _disk_is_full(self, watch: dict[str, Any]) -> bool:
         # Looking costs a stat a file: often enough to matter, seldom enough not to be the load.
         began = time.monotonic()
-        used = tree.disk_use(paths, enough)
+        if began < self._next_disk_look:
+            return False
+        used = tree.disk_use(watch["paths"], watch["disk"])
         ended = time.monotonic()
         self._next_disk_look = ended + max(0.2, 4 * (ended - began))
-        return used
+        return bool(used > watch["disk"])
 
     def _memory(self, members: list[int], limit: int) -> int:
         # Resident sizes count shared pages many times: cheap, and an upper bound.
@@ -290,8 +298,8 @@ class Run:
             for pid in members:
                 try:
                     os.kill(pid, 9)
-                except ProcessLookupError:
-                    continue
+                except (ProcessLookupError, PermissionError):
+                    continue  # gone; or a set-id tool's own process, which ends with its children
             if not self._reap():
                 return
 

@@ -19,14 +19,20 @@ def enter(*, network: bool) -> None:
 
     `network` adds an empty network namespace with a working loopback.
     """
+    flags = syscalls.CLONE_NEWPID | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS
+    own_user(flags | (syscalls.CLONE_NEWNET if network else 0))
+    syscalls.sethostname("belljar")
+    if network:
+        loopback_up()
+
+
+def own_user(also: int = 0) -> None:
+    """Put this process into a new user namespace, where it is GUEST_ID and nobody else exists.
+
+    `also` are the flags of other namespaces to enter with it.
+    """
     uid, gid = os.geteuid(), os.getegid()
-    flags = (
-        syscalls.CLONE_NEWUSER
-        | syscalls.CLONE_NEWPID
-        | syscalls.CLONE_NEWIPC
-        | syscalls.CLONE_NEWUTS
-    )
-    syscalls.unshare(flags | (syscalls.CLONE_NEWNET if network else 0))
+    syscalls.unshare(syscalls.CLONE_NEWUSER | also)
     for name, text in (
         ("setgroups", "deny"),
         ("uid_map", f"{GUEST_ID} {uid} 1"),
@@ -37,9 +43,6 @@ def enter(*, network: bool) -> None:
             os.write(fd, text.encode())
         finally:
             os.close(fd)
-    syscalls.sethostname("belljar")
-    if network:
-        loopback_up()
 
 
 def loopback_up() -> None:

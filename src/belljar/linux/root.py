@@ -24,14 +24,15 @@ WORK, TMP, SHM = "/sandbox/run/work", "/sandbox/run/tmp", "/sandbox/run/shm"
 WAITING = "/.mounts"
 # A pipe that everybody may write to, read-only root or not, unless Landlock is on.
 PROBE = "/.probe"
+FIRST_UID = 1  # of the first run, in the zygote's own ids; the next run has the next one
 DEVICES = ("null", "zero", "full", "random", "urandom")
 
-_LINKS = (
+LINKS = (
     ("tmp", TMP), ("var/tmp", TMP), ("dev/shm", SHM), ("dev/fd", "/proc/self/fd"),
     ("dev/stdin", "/proc/self/fd/0"), ("dev/stdout", "/proc/self/fd/1"),
     ("dev/stderr", "/proc/self/fd/2"),
 )  # fmt: skip
-_ETC = {
+ETC = {
     "passwd": "root:x:0:0:root:/:/usr/sbin/nologin\n"
     "user:x:1000:1000:user:/sandbox/run/work:/bin/sh\n"
     "nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
@@ -65,7 +66,7 @@ def build(view: dict[str, Any]) -> None:
     for path in ("dev", "etc", "proc", "run", "var", "home", RUN[1:]):
         os.makedirs(path, 0o755, exist_ok=True)
     shown = [destination for _, destination, _, _ in view["show"]]
-    for path, target in (*view["links"], *_LINKS):
+    for path, target in (*view["links"], *LINKS):
         path = path.lstrip("/")
         if "/" + path in shown:
             continue
@@ -76,7 +77,7 @@ def build(view: dict[str, Any]) -> None:
     if view["probe"]:
         os.mkfifo(PROBE[1:])
         os.chmod(PROBE[1:], 0o666)
-    for name, text in _ETC.items():
+    for name, text in ETC.items():
         with open(f"etc/{name}", "w") as file:
             file.write(text)
     owner = view["owner"]

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 FRAMES = 3
 GUEST_ID = 1000
+_REHEARSED = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/", "TMPDIR": "/tmp"}
 
 
 class Settled:
@@ -55,7 +56,7 @@ def be_guest(
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
         ruleset = settled.rulesets.get(shape["tcp"], -1)
         # Out of the way of each other first, then side by side from 0 on.
-        kept = [_high(fd) for fd in (*own, ready, ruleset) if fd >= 0]
+        kept = [high(fd) for fd in (*own, ready, ruleset) if fd >= 0]
         for number, fd in enumerate(kept):
             os.dup2(fd, number, inheritable=number < FRAMES)
         ready, ruleset = FRAMES + 1, FRAMES + 2 if ruleset >= 0 else -1
@@ -65,7 +66,8 @@ def be_guest(
         mounts = os.open("/proc/self/ns/mnt", os.O_RDONLY)
         _lose_everything(shape, settled, ruleset)
         _check(settled)
-        if settled.rehearse is not None:
+        if settled.rehearse is not None and shape["parked"]:
+            _rehearse_start()
             settled.rehearse()
         answer = _socket.socket(fileno=ready)
         passed = array.array("i", (work, mounts))
@@ -76,11 +78,11 @@ def be_guest(
         os.write(ready, f"{type(error).__name__}: {error}".encode())
         os._exit(120)
     try:
-        start = _receive_start()
+        start = receive_start()
     except EOFError:
         os._exit(0)  # the jail was never used
     if start["argv"]:
-        _execute(start)
+        execute(start)
     _work(settled, start)
 
 
@@ -108,14 +110,14 @@ def _enter(shape: dict[str, Any], settled: Settled) -> None:
     )
 
 
-def _be_the_first_to_go() -> None:
+def be_the_first_to_go() -> None:
     """When the run's memory is used up the kernel takes one of the guest's, never the slot."""
     fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
     os.write(fd, b"1000")
     os.close(fd)
 
 
-def _high(fd: int) -> int:
+def high(fd: int) -> int:
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64)
 
 
@@ -126,7 +128,7 @@ def _lose_everything(shape: dict[str, Any], settled: Settled, ruleset: int) -> N
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # else our own /proc files are not ours
-    _be_the_first_to_go()
+    be_the_first_to_go()
     if "namespaces" in settled.layers:
         syscalls.unshare(syscalls.CLONE_NEWUSER)
         for name, text in (
@@ -213,7 +215,20 @@ def _refused(attempt: Callable[[], None]) -> bool:
     return False
 
 
-def _receive_start() -> dict[str, Any]:
+def _rehearse_start() -> None:
+    """What `receive_start` does, done to nothing that stays."""
+    start = marshal.loads(marshal.dumps({"files": [("x", 1, 0)], "env": dict(_REHEARSED)}))
+    for name, _, mtime in start["files"]:
+        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        os.write(fd, b"x"[:1])
+        os.utime(fd, ns=(mtime, mtime))
+        os.close(fd)
+        os.unlink(name)
+    os.environ.clear()
+    os.environ.update(start["env"])
+
+
+def receive_start() -> dict[str, Any]:
     """The host's start message, and the files that follow it, which are written as the guest."""
     size = int.from_bytes(_read_exactly(4), "big")
     start: dict[str, Any] = marshal.loads(_read_exactly(size))
@@ -247,7 +262,7 @@ def _read_exactly(size: int) -> bytes:
     return data
 
 
-def _execute(start: dict[str, Any]) -> NoReturn:
+def execute(start: dict[str, Any]) -> NoReturn:
     argv = start["argv"]
     for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # Python ignores them; others should not
         _signal.signal(number, _signal.SIG_DFL)
@@ -276,6 +291,13 @@ def _work(settled: Settled, start: dict[str, Any]) -> NoReturn:
         sys.excepthook(*sys.exc_info())
         code = 1
     code = _finish(settled, code)
+    if start["later"]:
+        # Our end is to be known before the kernel has torn everything down.
+        for fd in (1, 2):
+            try:
+                os.close(fd)
+            except OSError:
+                continue  # the program has closed it
     if code < 0:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
         os.kill(os.getpid(), _signal.SIGINT)
@@ -319,8 +341,10 @@ def rehearse_finish() -> None:
 
 def _flush_files() -> None:
     """What is still open, because something holds on to it, and has not been written."""
-    if len(os.listdir("/proc/self/fd")) <= 4:
-        return  # the three standard ones, and the one that lists them
+    # Since Linux 6.2 the directory's size is how many descriptors there are.
+    count = os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd")) - 1
+    if count <= 3:
+        return  # the standard ones
     for thing in gc.get_objects():
         if issubclass(type(thing), io.TextIOWrapper | io.BufferedWriter) and not thing.closed:
             thing.flush()

@@ -39,13 +39,13 @@ import resource
 import time
 
 from . import seccomp_jail, syscalls
+from .root import FIRST_UID
 from .run_guest import Settled, be_guest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-FIRST_UID = 1  # of the first run, in the zygote's own ids; the next run has the next one
 MESSAGE = 1 << 18
 _PAGE = resource.getpagesize()
 _EVERY_SIGNAL = tuple(_signal.valid_signals())

@@ -190,17 +190,6 @@ str(frame), frame.to_csv(None)
 """
 
 
-class _Nobody:
-    """A channel to nobody."""
-
-    usable = False
-
-    def send(self, kind: int, payload: bytes = b"") -> bool:
-        return False
-
-    send_encoded = send
-
-
 def _rehearsal(worker: Any) -> Any:
     """What a guest does while it waits: run an empty program through everything.
 
@@ -209,19 +198,26 @@ def _rehearsal(worker: Any) -> Any:
     """
 
     kept: list[Any] = []
+    protocol = worker.protocol
     program = "import sys\nprint(end='')\n1"
     if "pandas" in sys.modules:
         program = _TABLE + program
+    request = protocol.dumps({"code": program, "args": [], "context": {}})
+    frame = protocol.encode(protocol.RUN, request)
 
     def rehearse() -> None:
         main = sys.modules["__main__"]
+        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        ours.send(frame)
+        descriptor = theirs.detach()
+        channel = worker.Channel(descriptor, descriptor)
+        channel.send(protocol.READY, protocol.dumps({"protocol": 1}))
         # Not to be freed: giving so large a block back would make malloc keep and clear the next.
-        kept.append(worker.Interpreter(_Nobody()))
-        kept[-1].run({"code": program})
-        marshal.loads(marshal.dumps({"env": dict(os.environ)}))
-        worker.protocol.loads(worker.protocol.dumps({"code": "", "args": [], "context": {}}))
-        os.environ.clear()
-        os.environ.update(PATH="/usr/bin:/bin", LANG="C.UTF-8")
+        kept.append(worker.Interpreter(channel))
+        kept[-1].run(protocol.loads(channel.receive().payload))
+        channel.send(protocol.END)
+        channel.close()
+        ours.close()
         run_guest.rehearse_finish()
         sys.modules["__main__"] = main
         del builtins.display  # type: ignore[attr-defined]

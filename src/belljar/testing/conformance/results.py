@@ -11,8 +11,8 @@ from .harness import Backed, Jar
 
 RESULT_KEYS = [
     "id", "status", "exit_code", "signal", "limit_hit", "stdout", "stderr", "truncated", "value",
-    "error", "displays", "files", "usage", "timings", "enforcement", "kill", "backend",
-    "backend_reason", "isolation", "warnings",
+    "error", "displays", "files", "usage", "timings", "enforcement", "kill", "settled",
+    "backend", "backend_reason", "isolation", "warnings",
 ]  # fmt: skip
 
 

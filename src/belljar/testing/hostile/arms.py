@@ -10,6 +10,8 @@ class Arm:
     """How a case runs unsandboxed. `why` says what the plain arm could not show.
 
     `privileged` is root, in mount, host name, IPC, network and pid namespaces of its own.
+    `planted` is a directory, and `shadowed` a file of the kernel's that anybody may write, both in
+    a mount namespace of its own.
     """
 
     why: str = ""
@@ -17,6 +19,7 @@ class Arm:
     inprocess: bool = False
     prelude: str = ""
     planted: str = ""
+    shadowed: str = ""
     file_size: int = 1 << 30
 
 
@@ -32,7 +35,41 @@ class _Recycled(_fresh):
 _mmap.mmap = _Recycled
 """
 
+# Somebody answers at the address that nobody has.
+_TEST_NETWORK = """
+import fcntl as _fcntl, socket as _socket, struct as _struct
+with _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM) as _control:
+    _address = _struct.pack('16sHH4s8x', b'lo:1', _socket.AF_INET, 0, bytes((192, 0, 2, 1)))
+    _fcntl.ioctl(_control, 0x8916, _address)
+    _fcntl.ioctl(_control, 0x8914, _struct.pack('16sH14x', b'lo', 1))
+_server = _socket.create_server(('192.0.2.1', 80))
+"""
+# A system log, and an interpreter, that belong to the guest's user.
+_LOG = """
+import socket as _socket
+_log = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM)
+_log.bind('/dev/log')
+"""
+_OWN_INTERPRETER = """
+import os as _os, shutil as _shutil, sys as _sys
+_sys.executable = _shutil.copy(_sys.executable, _os.path.abspath('interpreter'))
+"""
+# A compiler that goes as deep as it is told, and takes the process down.
+_NO_DEPTH = """
+import ast as _ast, sys as _sys
+def eval(text):
+    _sys.setrecursionlimit(10**9)
+    at = dict(lineno=1, col_offset=0, end_lineno=1, end_col_offset=1)
+    node = _ast.Constant(int(text[-1]), **at)
+    for _ in text[:-1]: node = _ast.UnaryOp(_ast.USub(), node, **at)
+    compile(_ast.Expression(node), 'bomb', 'eval')
+"""
+
 ARMS: dict[str, Arm] = {
+    "cp-010-compile-bomb": Arm(
+        why="this parser counts its depth: one that does not is played by the compiler behind it",
+        prelude=_NO_DEPTH,
+    ),
     "me-010-pipe-buffers": Arm(
         why="the kernel itself bounds the pipes of an unprivileged user; it makes only pipes",
         privileged=True,
@@ -69,5 +106,30 @@ ARMS: dict[str, Arm] = {
     "se-011-uninitialised-memory": Arm(
         why="Linux wipes pages: a pool that does not is played by the mmap module",
         prelude=_RECYCLED_PAGES,
+    ),
+    **dict.fromkeys(
+        ("ne-001-testnet-tcp", "ne-022-empty-allowlist"),
+        Arm(
+            why="nobody has that address: somebody does in a network namespace of its own",
+            privileged=True,
+            prelude=_TEST_NETWORK,
+        ),
+    ),
+    **{
+        case: Arm(why="only root may write it: a copy for everybody stands there", shadowed=path)
+        for case, path in (
+            ("ps-001-core-pattern", "/proc/sys/kernel/core_pattern"),
+            ("ps-002-modprobe-path", "/proc/sys/kernel/modprobe"),
+            ("ps-005-overcommit", "/proc/sys/vm/overcommit_memory"),
+            ("ps-006-ip-forward", "/proc/sys/net/ipv4/ip_forward"),
+        )
+    },
+    "di-010-log-flood": Arm(
+        why="this host may have no system log: one is planted in a private mount namespace",
+        planted="/dev/shm",
+        prelude=_LOG,
+    ),
+    "fs-022-proc-self-exe-overwrite": Arm(
+        why="the interpreter is root's: a copy of it is the guest's own", prelude=_OWN_INTERPRETER
     ),
 }

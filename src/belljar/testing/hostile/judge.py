@@ -9,7 +9,8 @@ The case file's header is the law; this is its reading:
   lines, because they act on the sandbox's own kernel: there the host's invariants decide;
 - an outcome `limited` is "stopped by a limit with a truthful status": a program that a limit ended,
   with a status that `status_in` names, could not say anything any more, and need not have;
-- an outcome `na` (wasm) lets the program end with an error instead of a verdict.
+- an outcome `na` (wasm) lets the program end with an error instead of a verdict; so does
+  `landlock` where what the program needs to begin is absent.
 """
 
 from __future__ import annotations
@@ -23,11 +24,24 @@ from .scene import Failure
 from .subject import Seen, refused
 
 # What the class `process` answers for, in the words of the case file's header. The others answer
-# for every group; `inproc` for none.
+# for every group; `inproc` for none, `landlock` for what a jail does but for the cases below.
 PROCESS_CLAIMS = frozenset(
     {
         "cpu-time", "memory", "output", "process", "protocol", "result-values", "result-files",
         "secrets", "fd-exhaustion",
+    }
+)  # fmt: skip
+# What `landlock` does not answer for, though a jail does, and what it lacks for it.
+LANDLOCK_LACKS = {
+    "fs-012-protected-project-paths": "mounts: a writable directory is writable everywhere",
+    "fs-013-create-missing-protected": "mounts: a writable directory is writable everywhere",
+    "se-007-host-identity": "a uts namespace: uname tells the host's name",
+}
+# Programs that cannot even begin there, without AF_UNIX, local sockets and /proc.
+_LANDLOCK_ABSENT = frozenset(
+    {
+        "ip-004-abstract-unix-w", "ke-036-suid-binaries", "ne-014-bind-listen",
+        "ps-016-host-pids-visible", "ps-017-status-hardening",
     }
 )  # fmt: skip
 _STOPPED = (Status.OOM, Status.LIMIT, Status.TIMEOUT, Status.KILLED)
@@ -50,6 +64,8 @@ def claimed(case: Case, klass: str) -> bool:
         return True  # about a server or this harness: it binds whatever runs behind it
     if klass == "process":
         return case.group in PROCESS_CLAIMS
+    if klass == "landlock":
+        return "jail" in case.expect.classes and case.id not in LANDLOCK_LACKS
     return klass in _STRONG and klass in case.expect.classes
 
 
@@ -64,8 +80,9 @@ class Allowance:
 
 def allowance(case: Case, klass: str) -> Allowance:
     """The class rules of the header, for one case."""
-    # The header gives `process` no outcomes of its own: where it claims a group, it is a jail's.
-    word = case.expect.classes.get("jail" if klass == "process" else klass, "held")
+    # These have no outcomes of their own: where they claim a case, it is a jail's.
+    like_a_jail = klass in ("process", "landlock")
+    word = case.expect.classes.get("jail" if like_a_jail else klass, "held")
     outcome = word.split("|")
     verdicts = case.expect.verdict_any
     inner = "inner" in outcome
@@ -78,6 +95,7 @@ def allowance(case: Case, klass: str) -> Allowance:
         breach_lines=inner or "R:BREACH" in case.expect.verdict_any,
         silent_statuses=(
             *((Status.ERROR,) if klass == "wasm" and "na" in outcome else ()),
+            *((Status.ERROR,) if klass == "landlock" and case.id in _LANDLOCK_ABSENT else ()),
             *(s for s in _STOPPED if "limited" in outcome and s.value in case.expect.status_in),
         ),
     )

@@ -24,6 +24,15 @@ class Listeners:
         self._sockets: list[socket.socket] = []
         self._wake, self._woken = socket.socketpair()
         self._selector.register(self._woken, selectors.EVENT_READ, None)
+        try:
+            self._open()
+        except BaseException:
+            self._close_sockets()
+            raise
+        self._thread = threading.Thread(target=self._count, name="selftest-listeners", daemon=True)
+        self._thread.start()
+
+    def _open(self) -> None:
         self.port = self._listen("tcp", socket.AF_INET, ("127.0.0.1", 0))
         self.port6 = self._listen("tcp6", socket.AF_INET6, ("::1", 0)) or self.port
         self._listen("unix", socket.AF_UNIX, self.unix_path)
@@ -31,8 +40,6 @@ class Listeners:
         if hasattr(socket, "AF_VSOCK"):
             self._listen("vsock", socket.AF_VSOCK, (_CID_LOCAL, self.vsock_port))
         self._listen("abstract", socket.AF_UNIX, "\0" + self.abstract)
-        self._thread = threading.Thread(target=self._count, name="selftest-listeners", daemon=True)
-        self._thread.start()
 
     def _listen(self, name: str, family: int, address: object) -> int:
         """Open one listener; its port, or 0 where this host has no such family."""
@@ -68,6 +75,9 @@ class Listeners:
     def close(self) -> None:
         self._wake.send(b"x")
         self._thread.join()
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
         self._selector.close()
         for opened in (*self._sockets, self._wake, self._woken):
             opened.close()

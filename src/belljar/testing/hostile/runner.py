@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 
 from ...types import Mount
@@ -194,7 +194,7 @@ class Runner:
                 scene.job = self._job(scene)
             with ExitStack() as stack:
                 for scene in scenes:
-                    stack.enter_context(prepare(scene))
+                    self._enter(stack, prepare(scene))
                 self._perform(scenes)
                 for scene in scenes:
                     _refuse_unknown_language(scene)
@@ -242,6 +242,7 @@ class Runner:
             mounts=tuple(mounts),
             files={"out/.keep": b""} if out else {},
             outputs=("out/*",) if out else (),
+            network={"allow": case.params["allow"]} if "allow" in case.params else None,
         )
 
     def _perform(self, scenes: list[Scene]) -> None:
@@ -249,13 +250,24 @@ class Runner:
         with ExitStack() as stack:
             for scene in scenes:
                 for beside in companions(scene.case.expect.asserts):
-                    stack.enter_context(beside(scene))
-                stack.enter_context(scene.watch)
+                    self._enter(stack, beside(scene))
+                self._enter(stack, scene.watch)
             threads = [threading.Thread(target=self._play, args=(scene,)) for scene in scenes]
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
+
+    def _enter(self, stack: ExitStack, context: AbstractContextManager[object]) -> None:
+        """Enter `context`; if we are interrupted, the runs end before it is left: it may wait for
+        one of them."""
+        stack.push(self._cancel_if_interrupted)
+        stack.enter_context(context)
+        stack.push(self._cancel_if_interrupted)
+
+    def _cancel_if_interrupted(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if kind is not None and not issubclass(kind, Exception):
+            self.subject.cancel()
 
     def _play(self, scene: Scene) -> None:
         try:

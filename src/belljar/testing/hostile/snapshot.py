@@ -8,13 +8,15 @@ import signal
 import stat
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 PATIENCE = 5.0
 _END_SECONDS = 45.0  # longer than any case runs by itself
 _OURS = "belljar"
 _SHARED_PLACES = ("/dev/shm", "/var/tmp", "/run")
+_makers: set[int] = set()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +75,16 @@ def end_survivors(before: Snapshot) -> None:
                 continue
         if not _reap() and not alive:
             return
+
+
+@contextmanager
+def no_survivors() -> Iterator[None]:
+    """Whatever was started meanwhile is over at the end, however that came."""
+    before = Snapshot(kinds={"process": frozenset(map(_describe, descendants()))})
+    try:
+        yield
+    finally:
+        end_survivors(before)
 
 
 def descendants() -> list[int]:
@@ -140,31 +152,54 @@ def _describe(pid: int) -> str:
     return f"{pid} {name.decode('utf-8', 'replace')} started {started}"
 
 
+def ours_too(pid: int) -> None:
+    """Another process that uses Belljar for us: what it leaves behind counts as ours."""
+    _makers.add(pid)
+
+
 def _cgroups() -> Iterable[str]:
-    """Our control groups, without those of another live process that also uses Belljar."""
+    """Our control groups: their names say whose they are."""
     for where, directories, _ in os.walk("/sys/fs/cgroup"):
         if where.count("/") > 8:
             directories.clear()
         for name in directories:
-            if _OURS in name and not _of_another_process(name):
+            if _OURS in name and _is_ours(name):
                 yield os.path.join(where, name)
 
 
-def _of_another_process(name: str) -> bool:
+def _is_ours(name: str) -> bool:
     numbers = {int(number) for number in re.findall(r"-(\d+)-", name)}
-    return any(number != os.getpid() and os.path.exists(f"/proc/{number}") for number in numbers)
+    return bool(numbers & {os.getpid(), *_makers})
 
 
 def _mounts() -> Iterable[str]:
+    """Mounts in our directory or with our name, and those on a directory that everybody knows.
+
+    The kernel does not say who mounted something, and container engines mount all the time, deep in
+    directories of their own. What the programs of the suite mount, they mount where they are.
+    """
+    here = tempfile.gettempdir() + os.sep
     for line in _lines("/proc/self/mountinfo"):
-        yield line.split()[4]
+        number, _, _, _, where, *_ = line.split()
+        if where.startswith(here) or _OURS in line or where.count(os.sep) <= 2:
+            yield f"{where} ({number})"
+
+
+def may_be_others(left: Iterable[str]) -> bool:
+    """Whether another program of this host could have made all of this: then it is looked at again.
+    What a guest makes has a new number each time, and is there again."""
+    here = tempfile.gettempdir()
+    return all(
+        thing.startswith(("mount ", "loop device ")) and here not in thing and _OURS not in thing
+        for thing in left
+    )
 
 
 def _unix_sockets() -> Iterable[str]:
     here = tempfile.gettempdir()
     for line in _lines("/proc/net/unix"):
         path = line.split()[7:]
-        if path and (_names_us(path[0]) or path[0].startswith(here)):
+        if path and (_names_us(path[0]) or path[0].startswith(here + os.sep)):
             yield path[0]
 
 

@@ -21,6 +21,7 @@ from ...errors import BelljarError
 from ...events import Event, Output
 from ...policy import Ceiling, Isolation
 from ...types import Mount, Request, Result, Status
+from .snapshot import ours_too
 
 # After the time limit a backend has this long to kill, collect and answer, or it hangs.
 _PATIENCE = 30.0
@@ -41,12 +42,14 @@ class Job:
     files: Mapping[str, bytes] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
     outputs: tuple[str, ...] = ()
+    network: Mapping[str, Any] | None = None
     on_output: Callable[[bytes], None] | None = None
 
     def wishes(self) -> dict[str, Any]:
         """The policy that the case file suggests. The lint is off: it is not the boundary."""
         mebi = 1 << 20
-        return {
+        network = {} if self.network is None else {"network": self.network}
+        return network | {
             "timeout": self.timeout,
             "memory": self.limits["MEM_MB"] * mebi,
             "disk": self.limits["DISK_MB"] * mebi,
@@ -99,10 +102,13 @@ class Subject(Protocol):
     def clean(self) -> None:
         """End what the last case left running, after it was counted."""
 
+    def cancel(self) -> None:
+        """End every run that goes on and begin no more: somebody wants to stop the suite."""
+
 
 def class_of(isolation: Isolation) -> str:
-    """The case file's word for a rung of the ladder. `landlock` promises no more than `process`."""
-    return {"none": "inproc", "landlock": "process"}.get(isolation.value, isolation.value)
+    """The case file's word for a rung of the ladder."""
+    return {"none": "inproc"}.get(isolation.value, isolation.value)
 
 
 def level_for(isolation: Isolation) -> str:
@@ -134,6 +140,8 @@ class EngineSubject:
         self.name = backend.name
         self.klass = class_of(backend.isolation)
         self._level = level_for(backend.isolation)
+        self._stopped = False
+        self._going: dict[Cancel, threading.Thread] = {}
 
     def run(self, job: Job) -> Seen:
         request = Request(
@@ -150,13 +158,17 @@ class EngineSubject:
             thread = threading.Thread(
                 target=lambda: answer.append(self._ask(request, job, cancel)), daemon=True
             )
-            thread.start()
+            self._going[cancel] = thread
             try:
+                if self._stopped:
+                    return Seen(wall=0.0, failure="the suite was stopped")
+                thread.start()
                 thread.join(job.timeout + _PATIENCE)
             finally:  # also when somebody lost patience and pressed Ctrl-C
                 if thread.is_alive():
                     cancel.set()
                     thread.join(_PATIENCE)
+                del self._going[cancel]
             wall = time.monotonic() - start
             if not answer:
                 return Seen(wall=wall, failure=NO_ANSWER, stopped=True)
@@ -210,6 +222,15 @@ class EngineSubject:
     def clean(self) -> None:
         """The engine's own backends leave nothing; what they left is ended by the snapshot."""
 
+    def cancel(self) -> None:
+        self._stopped = True
+        going = dict(self._going)
+        for cancel in going:
+            cancel.set()
+        for thread in going.values():
+            if thread.is_alive():
+                thread.join(_PATIENCE)
+
     def close(self) -> None:
         self._engine.close()
 
@@ -254,6 +275,7 @@ def on_terminal(words: list[str], *, timeout: float, **how: Any) -> bytes:
     master, slave = pty.openpty()
     # Colours of our own would be escape sequences too: ask for none.
     environment = os.environ | {"NO_COLOR": "1", "TERM": "dumb", "PYTHONIOENCODING": "utf-8"}
+    process = None
     try:
         process = subprocess.Popen(
             words,
@@ -264,6 +286,7 @@ def on_terminal(words: list[str], *, timeout: float, **how: Any) -> bytes:
             env=environment,
             **how,
         )
+        ours_too(process.pid)
         os.close(slave)
         slave = -1
         shown = bytearray()
@@ -277,10 +300,11 @@ def on_terminal(words: list[str], *, timeout: float, **how: Any) -> bytes:
             if not piece:
                 break
             shown += piece
-        process.kill()
-        process.wait()
         return bytes(shown)
     finally:
+        if process is not None:
+            process.kill()
+            process.wait()
         os.close(master)
         if slave >= 0:
             os.close(slave)

@@ -11,7 +11,6 @@ import ctypes
 import hashlib
 import os
 import secrets
-import shutil
 import socket
 import stat
 import sys
@@ -19,10 +18,10 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from .cases import Case, Suite, fill
 from .listeners import Listeners, free_port
+from .private import environment, remove, temporary_directory
 from .sentinel import Sentinel
 
 SECRET_NAMES = ("HOST_SECRET", "AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "DATABASE_URL")
@@ -53,7 +52,7 @@ class World:
 
     def __enter__(self) -> World:
         with contextlib.ExitStack() as stack:
-            self.root = Path(tempfile.mkdtemp(prefix="belljar-selftest-"))
+            self.root = Path(tempfile.mkdtemp(prefix="world-"))
             stack.callback(remove, self.root)
             self.root.chmod(0o711)
             self.home = self.root / "home"
@@ -61,13 +60,14 @@ class World:
                 path = self.home / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(f"token={self.secret}\n")
-            stack.enter_context(_environment(dict.fromkeys(SECRET_NAMES, self.secret)))
+            stack.enter_context(environment(dict.fromkeys(SECRET_NAMES, self.secret)))
             self.listeners = Listeners(self.root)
             stack.callback(self.listeners.close)
             self.sentinel = self._new_sentinel()
             stack.callback(lambda: self.sentinel.close())
-            stack.enter_context(_temporary_directory(self.root / "tmp"))
-            stack.enter_context(_subreaper())
+            self.temporary.mkdir()
+            stack.enter_context(temporary_directory(self.temporary))
+            stack.enter_context(subreaper())
             self._stack = stack.pop_all()
         return self
 
@@ -178,7 +178,7 @@ class Stage:
             "CONTROL_TOKEN": world.server_token,
             "CONTROL_TOKEN_REV": world.server_token[::-1],
             "ABS": heard.abstract,
-            "EXPECT_NONROOT": str(klass != "process" or os.geteuid() != 0),
+            "EXPECT_NONROOT": str(klass not in ("process", "landlock") or os.geteuid() != 0),
         }
 
     def remove(self) -> None:
@@ -244,19 +244,6 @@ def machine_id() -> str:
         return "no-machine-id-on-this-host"
 
 
-def remove(path: Path) -> None:
-    """Delete a directory of ours in which a guest may have left anything."""
-
-    def retry(function: Any, name: str, error: object) -> None:
-        os.chmod(os.path.dirname(name), 0o700)
-        if not os.path.islink(name):
-            os.chmod(name, 0o700)
-        function(name)
-
-    if path.exists():
-        shutil.rmtree(path, onerror=retry)
-
-
 def give_to(root: Path, uid: int) -> None:
     """Make a user the owner of everything below `root`."""
     for path in (root, *root.rglob("*")):
@@ -264,34 +251,7 @@ def give_to(root: Path, uid: int) -> None:
 
 
 @contextlib.contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-@contextlib.contextmanager
-def _temporary_directory(path: Path) -> Iterator[None]:
-    """Make `path` the temporary directory, so that what is left in it was left by us."""
-    path.mkdir()
-    before = tempfile.tempdir
-    with _environment({"TMPDIR": str(path)}):
-        tempfile.tempdir = str(path)
-        try:
-            yield
-        finally:
-            tempfile.tempdir = before
-
-
-@contextlib.contextmanager
-def _subreaper() -> Iterator[None]:
+def subreaper() -> Iterator[None]:
     """Adopt every orphan of a run, so that a survivor is found wherever it fled in the tree."""
     if sys.platform != "linux":
         yield

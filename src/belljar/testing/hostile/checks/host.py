@@ -18,7 +18,10 @@ _INODES = 100_000
 @check("no_leftovers")
 def no_leftovers(scene: Scene, _: str) -> str | None:
     left = snapshot.leftovers(scene.before, scene.patience)
-    return f"{len(left)} left: {'; '.join(left[:3])}" if left else None
+    if not left:
+        return None
+    why = f"{len(left)} left: {'; '.join(left[:3])}"
+    return Noise(why) if snapshot.may_be_others(left) else why
 
 
 @check("host_mem_delta_le")

@@ -1,0 +1,250 @@
+"""How one process tree is held without any namespace: the pure half of `landlock`.
+
+From a policy, a request and the host's facts: which layers apply, and the plain values that a
+supervisor is started with. `landlock_report.py` says what they hold.
+
+How many processes a run may be depends on who would end them, and on what the floor demands:
+
+    group     a cgroup holds the tree, and Landlock (ABI 6) keeps it from signalling anybody else
+    watched   no cgroup: a subreaper and a watchdog, as `subprocess` has them. Best effort, which
+              is enough for floors up to `process`
+    one       one process and its threads; seccomp refuses to fork. What a higher floor gets: every
+              field is then enforced
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Literal
+
+from .. import language_host, languages
+from ..guest import protocol
+from ..interpreter import find as find_interpreter
+from ..policy import Isolation, Policy
+from ..types import Request
+from . import process_plan
+from .jail_plan import _ALWAYS_THERE, DATA_MODULES, STANDARD_MODULES, imported, inside_any
+
+if TYPE_CHECKING:
+    from ..linux.probe import HostFacts
+
+LAYERS = (
+    "landlock", "seccomp", "capabilities", "cgroup", "rlimits", "subreaper", "watchdog",
+    "output_cap",
+)  # fmt: skip
+
+Children = Literal["group", "watched", "one"]
+SCOPED_SIGNALS_ABI, TRUNCATION_ABI = 6, 3
+# A shared map of it is memory that only a cgroup counts.
+_ZERO = "/dev/zero"
+_AF_INET, _AF_INET6, _AF_NETLINK = 2, 10, 16
+_WATCH_EVERY = 0.02
+_MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Watching:
+    """What the supervisor counts, because the kernel holds it to nothing. Zero means: not this."""
+
+    every: float
+    memory: int = 0
+    processes: int = 0
+    cpu: float = 0.0
+    disk: int = 0
+    threads: int = 0
+    written: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spec:
+    """What a supervisor is told, apart from the paths that exist only during the run."""
+
+    argv: tuple[str, ...]
+    file: str | None
+    worker: bool
+    preload: tuple[str, ...]
+    layers: tuple[str, ...]
+    children: Children
+    read_only: tuple[str, ...]
+    read_write: tuple[str, ...]
+    links: tuple[tuple[str, str], ...]
+    devices: tuple[str, ...]
+    families: tuple[int, ...]
+    counted: bool
+    affinity: bool
+    truncate: bool
+    own_signals: bool
+    rlimits: tuple[tuple[int, int], ...]
+    cores: int
+    watch: Watching | None
+
+
+def active_layers(
+    facts: HostFacts, disabled: frozenset[str], user: tuple[int, int] | None
+) -> frozenset[str]:
+    there = {
+        "landlock": facts.landlock_abi > 0,
+        "seccomp": facts.seccomp,
+        "capabilities": facts.root and user is None,  # others have none to lose
+        "cgroup": facts.cgroup is not None,
+    }
+    return frozenset(name for name in LAYERS if there.get(name, True)) - disabled
+
+
+def children(policy: Policy, facts: HostFacts, active: frozenset[str]) -> Children:
+    """See the module's docstring."""
+    demanding = not Isolation.PROCESS.at_least(policy.min_isolation)
+    if demanding or policy.limits.processes == 1 or facts.landlock_abi < SCOPED_SIGNALS_ABI:
+        return "one"
+    if "cgroup" in active:
+        return "group"
+    return "watched" if {"subreaper", "watchdog"} & active else "one"
+
+
+def counts_writes(mode: Children, policy: Policy) -> bool:
+    """Whether all that is ever written is the limit: for a floor that best effort does not meet.
+
+    It is stricter than the size of what is left, and nothing can be hidden from it: not the files
+    that a program has unlinked and keeps open. Only a disk's writes are counted.
+    """
+    demanding = not Isolation.PROCESS.at_least(policy.min_isolation)
+    return demanding and mode == "one" and writes_are_counted(tempfile.gettempdir())
+
+
+def writes_are_counted(directory: str) -> bool:
+    """Whether the kernel counts what is written there: on disks, not in memory file systems."""
+    if not os.path.exists("/proc/self/io"):
+        return False
+    found, kind = "", ""
+    with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            _, where, what, *_ = line.split()
+            inside = where == "/" or inside_any(os.path.realpath(directory), (where,))
+            if inside and len(where) >= len(found):
+                found, kind = where, what
+    return kind not in _MEMORY_FILE_SYSTEMS
+
+
+def shown_paths(policy: Policy, request: Request) -> tuple[str, ...]:
+    """Every path that the program may read, before what is hidden is taken away."""
+    *_, needed = _program(request)
+    interpreter = find_interpreter(None)
+    own = (interpreter.executable, *interpreter.prefixes, protocol.GUEST_DIR)
+    return (
+        *process_plan.SYSTEM,
+        *own,
+        *needed,
+        *policy.filesystem.read_only,
+        *policy.filesystem.read_write,
+        *(mount.src for mount in request.mounts),
+    )
+
+
+def spec(policy: Policy, request: Request, facts: HostFacts, active: frozenset[str]) -> Spec:
+    """The values for the supervisor. Starts nothing; a missing command is CommandNotFound."""
+    argv, file, worker, _ = _program(request)
+    files, limits = policy.filesystem, policy.limits
+    mode = children(policy, facts, active)
+    hidden = tuple(map(os.path.realpath, files.hidden))
+    writable = (*files.read_write, *(m.src for m in request.mounts if m.mode == "rw"))
+    # Without paths of its own it depends on nothing that changes while we run.
+    own = request.mounts or files.read_only or files.read_write
+    arrange = _without if own else _without_cached
+    shown = arrange(shown_paths(policy, request), (*hidden, *map(os.path.realpath, writable)))
+    online = policy.network.mode == "any"
+    grouped = mode == "group"
+    strict = not request.command and languages.of(request).seccomp == "strict"
+    return Spec(
+        argv=argv,
+        file=file,
+        worker=worker,
+        preload=() if argv else _preload(request),
+        layers=tuple(name for name in LAYERS if name in active),
+        children=mode,
+        read_only=shown,
+        read_write=_without(writable, hidden),
+        links=tuple((m.dst, m.src) for m in request.mounts if not os.path.isabs(m.dst)),
+        devices=tuple(each for each in process_plan.DEVICES if mode != "one" or each != _ZERO),
+        families=(_AF_INET, _AF_INET6, _AF_NETLINK) if online else (),
+        counted=grouped and not strict,
+        affinity=grouped and not strict,
+        truncate=facts.landlock_abi >= TRUNCATION_ABI,
+        own_signals=facts.landlock_abi < SCOPED_SIGNALS_ABI,
+        rlimits=_rlimits(policy) if "rlimits" in active else (),
+        cores=0 if grouped else min(math.ceil(limits.cpus), len(facts.cpus)),
+        watch=_watch(mode, policy, facts) if "watchdog" in active else None,
+    )
+
+
+def _program(request: Request) -> tuple[tuple[str, ...], str | None, bool, tuple[str, ...]]:
+    """(argv or nothing for a warm interpreter, program file, worker, paths that it reads)."""
+    if request.command:
+        return process_plan._program(request)
+    language = languages.of(request)
+    if language.family != "python":
+        path = language_host.installed(language, "landlock")
+        argv = (path, *language.command_on("landlock")[1:], language.file, *request.args)
+        return argv, language.file, False, (path, os.path.realpath(path), *language.paths)
+    wanted = language_host.python_of(language, request.python, "landlock")
+    if wanted is None:
+        return (), language.file, True, language.paths
+    python = find_interpreter(wanted)
+    boot = protocol.boot_code(protocol.GUEST_DIR, 3)
+    needed = (python.executable, *python.prefixes, *language.paths)
+    return (python.executable, "-I", "-c", boot), language.file, True, needed
+
+
+def _without(paths: tuple[str, ...], closed: tuple[str, ...]) -> tuple[str, ...]:
+    """The real places of those that exist, none inside another one, and none that is closed."""
+    real = sorted({os.path.realpath(path) for path in paths if os.path.exists(path)})
+    kept: list[str] = []
+    for path in real:
+        if not inside_any(path, (*closed, *kept)):
+            kept.append(path)
+    return tuple(kept)
+
+
+_without_cached = cache(_without)
+
+
+def _preload(request: Request) -> tuple[str, ...]:
+    """Which zygote the program is forked from: the smaller a process, the faster it forks."""
+    named = imported(request.code or "")
+    standard = STANDARD_MODULES if named - _ALWAYS_THERE else ()
+    return (*standard, *(DATA_MODULES if not named.isdisjoint(DATA_MODULES) else ()))
+
+
+def _rlimits(policy: Policy) -> tuple[tuple[int, int], ...]:
+    limits = policy.limits
+    return (
+        # One byte: zero would still start a piped core handler on the host.
+        (resource.RLIMIT_CORE, 1),
+        (resource.RLIMIT_NOFILE, limits.open_files),
+        (resource.RLIMIT_FSIZE, limits.disk),
+        (resource.RLIMIT_MEMLOCK, 0),
+        # Room for thread stacks and the like: the exact total is the cgroup's or the watchdog's.
+        (resource.RLIMIT_DATA, limits.memory + (256 << 20)),
+        (resource.RLIMIT_MSGQUEUE, 0),
+        (resource.RLIMIT_SIGPENDING, 1024),
+    )
+
+
+def _watch(mode: Children, policy: Policy, facts: HostFacts) -> Watching:
+    limits = policy.limits
+    if mode == "group":
+        return Watching(every=0.2, disk=limits.disk)
+    whole = limits.cpus == int(limits.cpus) or limits.cpus >= len(facts.cpus)
+    return Watching(
+        every=_WATCH_EVERY,
+        memory=limits.memory,
+        processes=limits.processes if mode == "watched" else 0,
+        cpu=0.0 if whole else limits.cpus * limits.timeout,
+        disk=limits.disk,
+        threads=limits.processes if mode == "one" else 0,
+        written=limits.disk if counts_writes(mode, policy) else 0,
+    )

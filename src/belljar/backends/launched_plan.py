@@ -1,0 +1,347 @@
+"""What a launcher is told and what our own stage adds in there: the pure half of `launched.py`.
+
+The view of the file tree, the limits and the filters are the jail's own, from `jail_plan`; here is
+what differs where another program makes the namespaces and the root.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ..guest import protocol
+from ..interpreter import find as find_interpreter
+from ..linux import root
+from ..policy import Policy
+from ..types import Enforcement, Request
+from . import jail_plan, jail_report
+from .base import absent, best_effort, enforced
+from .jail_plan import Inside, Shape, View
+
+if TYPE_CHECKING:
+    from ..linux.probe import HostFacts
+
+LAYERS = ("landlock", "seccomp", "proc_masks", "cgroup", "rlimits", "watchdog", "output_cap")
+# What of the jail the tool itself is for.
+_TOOL = frozenset(("namespaces", "pivot_root", "capabilities"))
+# Parts of /proc that tell of the host, not of a process, or that change it.
+PROC_MASKS = (
+    "acpi", "asound", "bus", "cmdline", "config.gz", "diskstats", "driver", "fs", "interrupts",
+    "iomem", "ioports", "irq", "kallsyms", "kcore", "key-users", "keys", "kmsg", "kpagecgroup",
+    "kpagecount", "kpageflags", "latency_stats", "modules", "mtrr", "partitions", "sched_debug",
+    "scsi", "slabinfo", "swaps", "sys", "sysrq-trigger", "timer_list", "timer_stats", "tty",
+    "vmallocinfo",
+)  # fmt: skip
+# Where this host's user may read more than anybody may: under a tool a guest stays that user.
+_ROOTS: Mapping[str, Inside] = {"/etc/ssl": (("private", "hide"),)}
+STAGE_DIR = "/.stage/linux"
+LINUX_DIR = os.path.dirname(os.path.abspath(root.__file__))
+_AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
+_FAMILIES = (_AF_UNIX, _AF_INET, _AF_INET6)
+_WATCH_EVERY, _WATCH_DISK_EVERY = 0.02, 0.05
+
+Show = tuple[str, str, str, Inside]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Places:
+    """Where things are in a sandbox. `scratch` are the file systems that it can write to, `probe`
+    is a directory that only Landlock keeps it from writing to ("mkdir") or reading ("list")."""
+
+    work: str
+    scratch: tuple[str, ...]
+    directories: tuple[str, ...]
+    links: tuple[tuple[str, str], ...]
+    probe: tuple[str, str]
+    readable: tuple[str, ...]
+    writable: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sandbox:
+    """What a tool is to make, in plain values: the input of the argv compilers.
+
+    `show` is in the order of mounting; `masks` are parts of /proc. Of what is to be covered,
+    `directories` are those that are directories, and `top` are the host's top directories and
+    those of /run: `present` fills them in, when the run starts.
+    `user` is what the guest is to be called in a user namespace of the tool's, or None without one;
+    `maps_root` says that our stage will make one, of root's, which takes CAP_SETFCAP.
+    """
+
+    show: tuple[Show, ...]
+    links: tuple[tuple[str, str], ...]
+    hide: tuple[str, ...]
+    masks: tuple[str, ...]
+    directories: tuple[str, ...] = ()
+    top: tuple[str, ...] = ()
+    online: bool
+    disk: int
+    inodes: int
+    user: int | None
+    maps_root: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ends:
+    """Descriptor numbers that must pass through the tool. `filter` is our seccomp program, for a
+    tool that takes one, and `data` other files that the tool reads."""
+
+    tell: int
+    frames: int
+    stdin: int
+    stdout: int
+    stderr: int
+    filter: int = -1
+    data: tuple[int, ...] = ()
+
+    @property
+    def stage(self) -> tuple[int, ...]:
+        return self.tell, self.frames, self.stdin, self.stdout, self.stderr
+
+    @property
+    def all(self) -> tuple[int, ...]:
+        return (*self.stage, *((self.filter,) if self.filter >= 0 else ()), *self.data)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spec:
+    """Everything `run` needs."""
+
+    sandbox: Sandbox
+    places: Places
+    shape: Shape
+    argv: tuple[str, ...]
+    file: str | None
+    worker: bool
+    layers: tuple[str, ...]
+    guarded: tuple[str, ...]
+    own_user: bool
+    watch: Mapping[str, float] | None
+
+
+def active_layers(facts: HostFacts, disabled: frozenset[str]) -> frozenset[str]:
+    there = {
+        "landlock": facts.landlock_abi > 0,
+        "seccomp": facts.seccomp,
+        "cgroup": facts.cgroup is not None,
+    }
+    return frozenset(name for name in LAYERS if there.get(name, True)) - disabled
+
+
+def spec(
+    policy: Policy,
+    request: Request,
+    facts: HostFacts,
+    active: frozenset[str],
+    *,
+    tool_user: bool,
+    sized: bool,
+    overhead: int,
+) -> Spec:
+    """`tool_user`: the tool makes a user namespace. `sized`: it holds the size of the work
+    directory. `overhead`: how many processes of its own and ours there are beside the guest's."""
+    jail = jail_plan.spec(policy, request, facts, active | _TOOL)
+    online = policy.network.mode == "any"
+    # Without a user namespace of the run's own the number would count all of this user's.
+    own_user = not tool_user and facts.userns
+    rlimits = tuple(
+        # The stage is in the tool's namespace.
+        (number, value + (tool_user and number == resource.RLIMIT_NPROC))
+        for number, value in jail.shape.rlimits
+        if number != resource.RLIMIT_NPROC or _counted(facts, tool_user or own_user)
+    )
+    if rlimits and not sized and resource.RLIMIT_FSIZE not in dict(rlimits):
+        rlimits = (*rlimits, (resource.RLIMIT_FSIZE, jail.shape.disk))
+    shape = replace(
+        jail.shape,
+        own_network=not online,
+        families=jail.shape.families if online else _FAMILIES,
+        rlimits=rlimits,
+    )
+    view = jail.outer.view
+    late = zip(view.waiting, jail.shape.waiting, strict=True)
+    show = (*view.show, *((source, at, mode, inside) for (source, mode, inside), (_, at) in late))
+    show = tuple(
+        (source, at, mode, (*inside, *_ROOTS.get(at, ()))) for source, at, mode, inside in show
+    )
+    writable = tuple(place for _, place, mode, _ in show if mode == "rw")
+    return Spec(
+        sandbox=Sandbox(
+            show=((LINUX_DIR, STAGE_DIR, "ro", ()), *show),
+            links=(*view.links, *((f"/{path}", target) for path, target in root.LINKS)),
+            hide=tuple(path for path in view.hide if _is_shown(path, view)),
+            masks=tuple(f"/proc/{name}" for name in PROC_MASKS) if "proc_masks" in active else (),
+            online=online,
+            disk=shape.disk,
+            inodes=shape.inodes,
+            user=jail_user() if tool_user else None,
+            maps_root=own_user and facts.root,
+        ),
+        places=Places(
+            work=root.WORK,
+            scratch=(root.RUN,),
+            directories=(root.WORK, root.TMP, root.SHM),
+            links=(),
+            probe=("mkdir", root.RUN),
+            readable=("/",),
+            writable=(root.WORK, root.TMP, root.SHM, *writable),
+        ),
+        shape=shape,
+        argv=jail.argv or _own_worker(),
+        file=jail.file,
+        worker=jail.worker,
+        layers=tuple(name for name in LAYERS if name in active),
+        guarded=jail.guarded,
+        own_user=own_user,
+        watch=_watch(policy, facts, active, tool_user or own_user, sized, shape, overhead),
+    )
+
+
+def jail_user() -> int:
+    from ..linux.namespaces import GUEST_ID
+
+    return GUEST_ID
+
+
+def _own_worker() -> tuple[str, ...]:
+    boot = protocol.boot_code(jail_plan.GUEST_DIR, 3)
+    return (find_interpreter(None).executable, "-I", "-c", boot)
+
+
+def stage_command(directory: str, ends: Ends) -> tuple[str, ...]:
+    """How our stage is started: `directory` is where the package `linux` is in the sandbox."""
+    parent, name = os.path.split(directory)
+    numbers = ", ".join(map(str, ends.stage))
+    code = (
+        f"import sys; sys.path.append({parent!r}); from {name}.stage import main; main({numbers})"
+    )
+    return (find_interpreter(None).executable, "-I", "-S", "-B", "-c", code)
+
+
+def _counted(facts: HostFacts, own_namespace: bool) -> bool:
+    """Whether RLIMIT_NPROC binds the guest, and counts nobody else."""
+    return own_namespace and not facts.root
+
+
+def _is_shown(path: str, view: View) -> bool:
+    """Whether a path of the host is in the sandbox, under the same name."""
+    return any(source == at and jail_plan.inside_any(path, (at,)) for source, at, _, _ in view.show)
+
+
+def _watch(
+    policy: Policy,
+    facts: HostFacts,
+    active: frozenset[str],
+    own_namespace: bool,
+    sized: bool,
+    shape: Shape,
+    overhead: int,
+) -> dict[str, float] | None:
+    """What the supervisor must count, because the kernel does not. Zero means nothing."""
+    if "watchdog" not in active:
+        return None
+    limits = policy.limits
+    grouped = "cgroup" in active
+    whole = limits.cpus == int(limits.cpus) or limits.cpus >= len(facts.cpus)
+    held = "rlimits" in active and _counted(facts, own_namespace)
+    return {
+        "every": _WATCH_DISK_EVERY if grouped else _WATCH_EVERY,
+        "memory": 0 if grouped else limits.memory,
+        "processes": 0 if grouped or held else limits.processes + overhead,
+        "cpu": 0 if grouped or whole else limits.cpus * limits.timeout,
+        # A file system of that size is rounded up to a page: full is not over.
+        "disk": shape.disk + (resource.getpagesize() if sized else 0),
+        "inodes": shape.inodes,
+    }
+
+
+def enforcement(
+    policy: Policy,
+    request: Request,
+    facts: HostFacts,
+    active: frozenset[str],
+    *,
+    tool: str,
+    tool_user: bool,
+    sized: bool,
+) -> dict[str, Enforcement]:
+    """Every policy field, and what will hold it: the jail's report where it is the same."""
+    report = jail_report.enforcement(policy, request, facts, active | _TOOL)
+    report["timeout"] = enforced(
+        f"the host's clock, then the supervisor kills {tool} and the kernel its pid namespace"
+    )
+    if "cgroup" in active and facts.cgroup is not None:
+        report["processes"] = enforced(f"cgroup v{facts.cgroup.version} pids controller")
+    else:
+        if "rlimits" in active and _counted(facts, tool_user or facts.userns):
+            report["processes"] = enforced("RLIMIT_NPROC in a user namespace of the run's own")
+        elif "watchdog" in active:
+            report["processes"] = best_effort("a watchdog counts the tree, 50 times a second")
+        else:
+            report["processes"] = absent("no cgroup, no RLIMIT_NPROC that binds, no watchdog")
+    report["disk"] = _disk(policy, active, tool, sized)
+    if "proc_masks" in active:
+        by = report["filesystem"].by
+        report["filesystem"] = replace(report["filesystem"], by=f"{by}, /proc thinned out")
+    return report
+
+
+def _disk(policy: Policy, active: frozenset[str], tool: str, sized: bool) -> Enforcement:
+    size = jail_plan.disk_size(policy)
+    inodes = jail_plan.inode_count(size)
+    if size > policy.limits.memory:
+        return absent(
+            f"the work directory is in memory, and {policy.limits.memory} bytes of memory cannot "
+            f"hold {size} bytes of disk"
+        )
+    mounts = "; a writable mount is the host's, RLIMIT_FSIZE holds each file in it"
+    rest = mounts if "rlimits" in active else ""
+    if sized:
+        return enforced(
+            f"a memory file system of {size} bytes; a watchdog ends the run at {inodes} files{rest}"
+        )
+    if "watchdog" not in active:
+        return absent(f"{tool} gives memory file systems no size, and the watchdog is off")
+    words = (
+        f"a watchdog ends the run past {size} bytes or {inodes} files in {tool}'s memory file "
+        f"systems{rest}"
+    )
+    if "cgroup" in active:
+        return enforced(f"{words}; what they hold counts as memory, too")
+    return enforced(words)
+
+
+def below(directory: str, name: str) -> str:
+    return os.path.normpath(os.path.join(directory, name))
+
+
+def present(sandbox: Sandbox) -> Sandbox:
+    """Without what is not there, now that the run starts: nothing can be mounted on that."""
+    directories: list[str] = []
+
+    def there(path: str) -> bool:
+        if os.path.isdir(path):
+            directories.append(path)
+        return os.path.exists(path)
+
+    show = tuple(
+        (source, at, mode, tuple(part for part in inside if there(below(source, part[0]))))
+        for source, at, mode, inside in sandbox.show
+    )
+    masks = tuple(filter(there, sandbox.masks))
+    hide = tuple(filter(there, sandbox.hide))
+    top = sorted(os.listdir("/"))
+    if os.path.isdir("/run"):
+        top += [f"run/{name}" for name in sorted(os.listdir("/run")) if name != "firejail"]
+    top = [name for name in top if not os.path.islink(f"/{name}")]
+    return replace(
+        sandbox,
+        show=show,
+        masks=masks,
+        hide=hide,
+        directories=tuple(directories),
+        top=tuple(top),
+    )

@@ -1,0 +1,97 @@
+"""Waits for the kernel's word on runs whose result was given before it came: `settle="later"`.
+
+One thread, started when there is something to wait for, looks after all of them. A run keeps its
+place, its control group and its user id until it is gone; one that goes on after it said that it
+had ended is killed when its time is up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import select
+import threading
+from typing import TYPE_CHECKING
+
+from ..errors import BelljarError
+
+if TYPE_CHECKING:
+    from .jail_watch import JailWatch
+    from .zygotes import Jail
+
+_LOOK_MILLISECONDS = 2
+_CLOSE_SECONDS = 30.0
+
+
+class _Open:
+    """A run that the kernel has not confirmed."""
+
+    def __init__(
+        self, watch: JailWatch, cleanup: contextlib.ExitStack, jail: Jail, parked: int
+    ) -> None:
+        self.watch, self._cleanup, self._jail, self._parked = watch, cleanup, jail, parked
+
+    def is_over(self) -> bool:
+        try:
+            if not self.watch.is_gone():
+                return False
+            self.watch.until_gone()  # closes what it holds
+            self._jail.replenish(self._parked)
+        except BelljarError as error:
+            # Its result is long with the caller; the jail is killed and not used again.
+            logging.getLogger("belljar").error("a run that was not waited for: %s", error)
+        self._cleanup.close()
+        return True
+
+
+class Settler:
+    """All runs of one backend that are not settled yet. Called from many threads."""
+
+    def __init__(self) -> None:
+        self._arriving: queue.SimpleQueue[_Open | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def add(self, watch: JailWatch, cleanup: contextlib.ExitStack, jail: Jail, parked: int) -> None:
+        """Take over: `cleanup` is run when the kernel has confirmed the end."""
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(
+                    target=self._work, name="belljar-settle", daemon=True
+                )
+                self._thread.start()
+            self._arriving.put(_Open(watch, cleanup, jail, parked))
+
+    def close(self) -> None:
+        """Kill what is left and wait until it is gone."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            self._arriving.put(None)
+            thread.join(_CLOSE_SECONDS)
+
+    def _work(self) -> None:
+        pending: list[_Open] = []
+        closing = False
+        while pending or not closing:
+            # With nothing to look at there is nothing to do but wait for more.
+            block = not pending
+            while True:
+                try:
+                    arrived = self._arriving.get(block=block)
+                except queue.Empty:
+                    break
+                block = False
+                if arrived is None:
+                    closing = True
+                else:
+                    pending.append(arrived)
+            if closing:
+                for each in pending:
+                    each.watch.kill_all()
+            looking = select.poll()
+            for each in pending:
+                looking.register(each.watch.control, select.POLLIN)
+            looking.poll(_LOOK_MILLISECONDS)
+            pending = [each for each in pending if not each.is_over()]

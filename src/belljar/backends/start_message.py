@@ -1,0 +1,55 @@
+"""What a guest in a root of its own reads first: how to start, its files, and the program."""
+
+from __future__ import annotations
+
+import marshal
+import time
+from typing import Any
+
+from .. import collect
+from ..errors import RequestError
+from ..linux import root
+from ..report import run_frame
+from ..types import Request
+from .jail_plan import GUEST_PATH
+
+
+def start_message(
+    request: Request,
+    *,
+    argv: tuple[str, ...],
+    file: str | None,
+    worker: bool,
+    room: int,
+    home: str = root.WORK,
+) -> tuple[bytes, dict[str, collect.Stamp]]:
+    """The bytes for `linux/run_guest.py`, and the state of the work directory that it makes of
+    them. `file` is what the program is called there, and `room` what that directory can hold."""
+    files = {collect.checked_name("files", name): data for name, data in request.files.items()}
+    program = b""
+    if worker:
+        program = run_frame(request, file or "")
+    if file and request.code is not None:  # also for the worker: multiprocessing reads it
+        files[file] = request.code.encode("utf-8", "surrogatepass")
+    if sum(map(len, files.values())) > room:
+        raise RequestError("files", f"do not fit into a disk of {room} bytes", fix="raise `disk`")
+    stamp = time.time_ns()
+    env = {
+        "PATH": GUEST_PATH,
+        "HOME": home,
+        "TMPDIR": "/tmp",
+        "LANG": "C.UTF-8",
+        "USER": "user",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        **request.env,
+    }
+    start: dict[str, Any] = {
+        "argv": list(argv),
+        "frames": worker,
+        "later": request.settle == "later",
+        "env": env,
+        "files": [(name, len(data), stamp) for name, data in files.items()],
+    }
+    head = marshal.dumps(start)
+    before: dict[str, collect.Stamp] = {n: (stamp, len(data), 0) for n, data in files.items()}
+    return b"".join((len(head).to_bytes(4, "big"), head, *files.values(), program)), before

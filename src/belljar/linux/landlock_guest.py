@@ -1,0 +1,139 @@
+"""The guest of a run of the `landlock` backend: it gives up what it can, checks that, and begins.
+
+A fork of the zygote's, two generations down (`landlock_zygote.py` has the theory of operation).
+Nothing here may import once it runs: after `restrict` the files of this package are out of reach.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]
+import fcntl
+import gc
+import os
+import resource
+
+from . import landlock, leave, seccomp, seccomp_landlock, syscalls
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, NoReturn
+
+FRAMES = 3
+_ERRORS = 4
+
+
+class Settled:
+    """What a zygote has ready for all its runs."""
+
+    def __init__(self) -> None:
+        self.worker: Callable[[int], None] | None = None
+        self.reseed: Callable[[], None] | None = None
+        self.modules: frozenset[str] = frozenset()
+        self.layers: frozenset[str] = frozenset()
+
+
+def arrange_descriptors(frames: int, errors: int) -> int:
+    """The guest's own are 0 to 3. 4, returned, is the pipe that says how the set-up went."""
+    kept = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for fd in (frames, errors) if fd >= 0]
+    os.dup2(kept[0], FRAMES, inheritable=False)  # without frames it is that pipe, too
+    os.dup2(kept[-1], _ERRORS, inheritable=False)
+    syscalls.close_from(_ERRORS + 1)
+    return _ERRORS
+
+
+def be_guest(spec: dict[str, Any], settled: Settled) -> NoReturn:
+    """Raises what went wrong in the set-up. The pipe for that is closed when the program begins."""
+    os.setsid()
+    os.chdir(spec["cwd"])
+    os.umask(0o077)
+    _be_the_first_to_go()
+    if spec["affinity"]:
+        os.sched_setaffinity(0, spec["affinity"])
+    status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
+    _limit(spec["rlimits"])
+    for number in (_signal.SIGINT, _signal.SIGPIPE, _signal.SIGXFSZ):
+        _signal.signal(number, _signal.SIG_DFL)
+    if "landlock" in settled.layers:
+        ruleset = landlock.build(
+            spec["read_only"],
+            spec["read_write"],
+            spec["devices"],
+            close_network=spec["close_network"],
+        )
+        landlock.enforce(ruleset)
+        os.close(ruleset)
+    if "seccomp" in settled.layers:
+        if spec["own_signals"]:
+            seccomp.install(seccomp_landlock.signals_to_itself(os.getpid()))
+        seccomp.install(spec["seccomp"])
+    _check(settled, status)
+    if spec["argv"]:
+        os.set_inheritable(FRAMES, spec["frame_fd"] >= 0)
+        os.execve(spec["argv"][0], spec["argv"], spec["env"])
+    _signal.signal(_signal.SIGINT, _signal.default_int_handler)
+    for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # as Python has them
+        _signal.signal(number, _signal.SIG_IGN)
+    os.environ.clear()
+    os.environ.update(spec["env"])
+    gc.enable()
+    if settled.reseed is not None:
+        settled.reseed()
+    syscalls.close_from(_ERRORS)
+    worker = settled.worker
+    assert worker is not None
+    leave.run_and_leave(lambda: worker(FRAMES), settled.modules)
+
+
+def _be_the_first_to_go() -> None:
+    """When the machine's memory is used up the kernel takes a guest, not its supervisor."""
+    fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+    os.write(fd, b"1000")
+    os.close(fd)
+
+
+def _limit(rlimits: list[tuple[int, int]]) -> None:
+    for number, value in rlimits:
+        if number == resource.RLIMIT_DATA:
+            value += _data_size()  # what the zygote has loaded is not the program's
+        # An operator's own limit may be lower than ours: then it stays.
+        hard = resource.getrlimit(number)[1]
+        least = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(number, (least, least))
+
+
+def _data_size() -> int:
+    fd = os.open("/proc/self/statm", os.O_RDONLY)
+    size = int(os.read(fd, 200).split()[5]) * resource.getpagesize()
+    os.close(fd)
+    return size
+
+
+def _check(settled: Settled, status: int) -> None:
+    """Every layer that should be on, is on: asked of the kernel, not of our own code."""
+    text = os.read(status, 1 << 14).decode()
+    os.close(status)
+    facts = dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
+    on, wrong = settled.layers, []
+    if facts["NoNewPrivs"] != "1":
+        wrong.append("no_new_privs")
+    if "capabilities" in on and any(
+        int(facts[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")
+    ):
+        wrong.append("capabilities")
+    if "landlock" in on and not _refused(lambda: os.close(os.open("/proc/self/status", 0))):
+        wrong.append("Landlock")
+    if "seccomp" in on and (
+        facts["Seccomp"] != "2" or not _refused(lambda: syscalls.unshare(syscalls.CLONE_NEWUSER))
+    ):
+        wrong.append("seccomp")
+    if wrong:
+        raise OSError(0, f"these protections are not on: {', '.join(wrong)}")
+
+
+def _refused(attempt: Callable[[], None]) -> bool:
+    try:
+        attempt()
+    except PermissionError:
+        return True
+    return False

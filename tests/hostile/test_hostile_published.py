@@ -1,0 +1,123 @@
+"""The published scorecards: an examination replaces its own card, and every other one stays."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from belljar.cli import main
+from belljar.testing import hostile
+from belljar.testing.hostile import Card, Outcome, Verdict, published
+from belljar.testing.hostile.ablation import Ablated
+from belljar.testing.hostile.control import Controls, Fired
+
+SUITE = hostile.load()
+CASE = SUITE["cp-001-busy"]
+ROOT = {"system": "Linux 6", "user": "root"}
+OTHER = {"system": "Linux 5", "user": "ordinary"}
+
+
+def card(
+    backend: str,
+    verdict: Verdict = Verdict.HELD,
+    host: Mapping[str, str] = ROOT,
+    **more: Any,
+) -> Card:
+    outcomes = (Outcome(case=CASE, verdict=verdict, reasons=("seen so",)),)
+    fields: dict[str, Any] = {"klass": "process", "host": host, "command": f"make {backend}"}
+    return Card(backend=backend, outcomes=outcomes, **{**fields, **more})
+
+
+def cards_in(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    told = json.loads(path.with_suffix(".json").read_text())
+    return {(each["backend"], each["host"]["user"]): each for each in told["backends"]}
+
+
+def test_a_new_card_replaces_its_own_and_the_others_stay_as_they_were(tmp_path: Path) -> None:
+    path = tmp_path / "card.md"
+    published.write(path, [card("one", date="2020-01-01", version="0.0.1", repeat=20)])
+    published.write(path, [card("two", Verdict.BREACHED)])
+    published.write(path, [card("two", repeat=3)])
+    found = cards_in(path)
+    assert set(found) == {("one", "root"), ("two", "root")}
+    one, two = found["one", "root"], found["two", "root"]
+    assert (one["date"], one["version"], one["repeat"]) == ("2020-01-01", "0.0.1", 20)
+    assert (one["command"], one["host"]) == ("make one", ROOT)
+    assert (two["repeat"], two["totals"]["breached"]) == (3, 0)
+    assert json.loads(path.with_suffix(".json").read_text())["failed"] is False
+
+
+def test_root_and_an_ordinary_user_have_a_card_each(tmp_path: Path) -> None:
+    path = tmp_path / "card.md"
+    published.write(path, [card("one")])
+    published.write(path, [card("one", Verdict.BREACHED, host=OTHER)])
+    assert set(cards_in(path)) == {("one", "root"), ("one", "ordinary")}
+
+
+def test_the_page_begins_with_a_table_of_all_and_goes_on_with_each(tmp_path: Path) -> None:
+    path = tmp_path / "card.md"
+    arms = Controls(
+        arms=(
+            Fired(case=CASE, fired=True, reasons=("it ran on",)),
+            Fired(case=SUITE["cp-002-sleep"], fired=False, reasons=()),
+        )
+    )
+    layers = (
+        Ablated(layer="wall", reasons={CASE.id: ("open",)}, also_off=("door",)),
+        Ablated(layer="paint", reasons={}),
+    )
+    published.write(path, [card("weak", klass="inproc"), card("plain")])
+    published.write(
+        path, [card("strong", klass="jail", controls=arms, ablation=layers, seconds=90)]
+    )
+    text = path.read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    assert [row.split("`")[1] for row in rows] == ["strong", "plain", "weak"]
+    assert "1 of 2 | 1 of 2" in rows[0] and "1 min 30 s" in rows[0]
+    assert text.index(rows[-1]) < text.index("## `strong`") < text.index("## `plain`")
+    assert "| wall | door | cp-001-busy |" in text
+    assert "| paint |  | no case needs it |" in text
+    assert "cp-002-sleep cannot fire" in text
+    assert "## `weak` (class inproc): no isolation" in text
+
+
+def test_a_file_of_the_first_format_is_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "card.md"
+    old = card("old", repeat=20).to_dict()
+    for name in ("date", "version", "host", "command", "seconds"):
+        del old[name]
+    told = {"host": {"system": "Linux 4"}, "failed": False, "backends": [old]}
+    path.with_suffix(".json").write_text(json.dumps(told))
+    published.write(path, [card("new")])
+    found = cards_in(path)
+    assert set(found) == {("old", "root"), ("new", "root")}
+    assert found["old", "root"]["host"]["system"] == "Linux 4"
+    assert found["old", "root"]["repeat"] == 20
+    assert "`old`" in path.read_text()
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"backends": [{"backend": "x"}]}', '{"backends": 3}'])
+def test_what_is_no_scorecard_is_refused_before_the_cases_run(
+    tmp_path: Path, text: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.json").write_text(text)
+    words = ["selftest", "--backend", "subprocess", "--case", CASE.id]
+    assert main([*words, "--write", str(tmp_path / "x.md")]) == 125
+    assert "is not a scorecard" in capfd.readouterr().err
+    assert (tmp_path / "x.json").read_text() == text
+    assert not (tmp_path / "x.md").exists()
+
+
+def test_the_command_keeps_what_other_runs_wrote(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "card.md"
+    published.write(path, [card("elsewhere", klass="vm")])
+    words = ["selftest", "--backend", "subprocess", "--case", "se-005-metadata-files"]
+    assert main([*words, "--write", str(path)]) == 0
+    assert {name for name, _ in cards_in(path)} == {"elsewhere", "subprocess"}
+    assert path.read_text().index("`elsewhere`") < path.read_text().index("`subprocess`")
