@@ -62,8 +62,8 @@ _NOT_ASKED = object()
 class WasmBackend:
     """See the module's docstring. `disable` names layers to leave out, for tests of the layers.
 
-    `kept` is how many idle workers may wait for the next run; `tidy` keeps none between runs, for
-    tests that count leftovers.
+    `kept` is how many idle workers may wait for the next run; `tidy` keeps none between runs, and
+    only one process that makes jails for them, for tests that count leftovers.
     """
 
     name = "wasm"
@@ -236,7 +236,8 @@ class WasmBackend:
         assert library is not None
         house = spec.house
         compiled = cache.prepare(house.guest, fuel=house.fuel, installed=library, say=say)
-        if house.reusable:
+        # What makes jails is kept even by the tidy, but only one of it.
+        if house.reusable and not (self.tidy and (house.fuel or house.language != "python")):
             pool = self._warm()
             worker = pool.take(house, compiled)
             cleanup.callback(lambda: pool.give_back(worker, keep=not self.tidy))
