@@ -30,19 +30,21 @@ import errno
 import os
 import time
 import weakref
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from .. import collect
+from .. import collect, languages
 from ..capture import HeadTail
 from ..errors import BackendFailed, BackendUnavailable, RequestError
 from ..events import Emit
 from ..guest import protocol
 from ..linux import root
-from ..policy import Isolation, Policy
+from ..policy import Filesystem, Isolation, Policy
 from ..report import Report, run_frame
-from ..types import GuestError, Request, Result
+from ..types import Enforcement, GuestError, Request, Result
 from ..wasm import build, cache, engine
 from . import outcome, protect, wasm_plan, wasm_report
 from .base import Availability, Cancel, Plan, refuse_unless_held
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
 
 _TRAP_CODE = 134  # as a shell would say of a process that was aborted
 _FULL = 1 << 16  # bytes left: the engine writes in pieces of that size
+_MOST_KNOWN = 64
 _NOT_ASKED = object()
 
 
@@ -86,6 +89,7 @@ class WasmBackend:
         self._given_facts = facts
         self._pool: Pool | None = None
         self._closed = False
+        self._compiled: dict[Any, tuple[Mapping[str, Enforcement], Spec]] = {}
         self._library: Any = _NOT_ASKED
         self._availability: Availability | None = None
 
@@ -152,23 +156,40 @@ class WasmBackend:
         if library is None:
             raise BackendUnavailable("wasmtime is not installed", fix="pip install 'belljar[wasm]'")
         language = wasm_plan.language_of(request)
-        active = wasm_plan.active_layers(self.facts, self.disabled)
-        report = wasm_report.enforcement(policy, request, self.facts, active)
+        if request.mounts or policy.filesystem != Filesystem():
+            report, spec = self._compile(policy, request, language, library)
+        else:
+            # Without mounts it depends on nothing that changes while we run.
+            key = policy, language, languages.of(request).name
+            known = self._compiled.get(key)
+            if known is None:
+                if len(self._compiled) > _MOST_KNOWN:
+                    self._compiled.clear()
+                known = self._compiled[key] = self._compile(policy, request, language, library)
+            report, spec = known
         # With a layer switched off on purpose the report says what is missing, and the run goes on.
         held = {} if self.disabled else report
         refuse_unless_held(self.name, self.isolation, policy, held)
-        fuel = policy.limits.fuel is not None
-        guest = build.GUESTS[language]
-        compiled = os.path.join(cache.directory(), cache.name(guest, fuel=fuel, installed=library))
         return Plan(
             backend=self.name,
             isolation=self.isolation,
             request=request,
             policy=policy,
             enforcement=report,
-            spec=wasm_plan.spec(policy, request, self.facts, active, compiled, library),
+            spec=spec,
             warnings=outcome.notices(self.disabled),
         )
+
+    def _compile(
+        self, policy: Policy, request: Request, language: str, library: cache.Library
+    ) -> tuple[Mapping[str, Enforcement], Spec]:
+        active = wasm_plan.active_layers(self.facts, self.disabled)
+        report = wasm_report.enforcement(policy, request, self.facts, active)
+        fuel = policy.limits.fuel is not None
+        guest = build.GUESTS[language]
+        compiled = os.path.join(cache.directory(), cache.name(guest, fuel=fuel, installed=library))
+        spec = wasm_plan.spec(policy, request, self.facts, active, compiled, library)
+        return MappingProxyType(report), spec
 
     def run(self, plan: Plan, emit: Emit, cancel: Cancel) -> Result:
         if self._closed:
@@ -235,16 +256,19 @@ class WasmBackend:
         library = self.library
         assert library is not None
         house = spec.house
-        compiled = cache.prepare(house.guest, fuel=house.fuel, installed=library, say=say)
+
+        def prepare() -> cache.Compiled:
+            return cache.prepare(house.guest, fuel=house.fuel, installed=library, say=say)
+
         # What makes jails is kept even by the tidy, but only one of it.
         if house.reusable and not (self.tidy and (house.fuel or house.language != "python")):
             pool = self._warm()
-            worker = pool.take(house, compiled)
+            worker = pool.take(house, prepare)
             cleanup.callback(lambda: pool.give_back(worker, keep=not self.tidy))
             return worker
         fleet = Fleet(self.facts)
         cleanup.callback(fleet.close)
-        worker = start(fleet, house, compiled)
+        worker = start(fleet, house, prepare())
         cleanup.callback(worker.end)
         return worker
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from .. import languages
@@ -17,7 +17,8 @@ from ..errors import BackendUnavailable
 from ..linux import root
 from ..policy import Filesystem, Policy
 from ..types import Mount, Request
-from ..wasm import build, cache
+from ..wasm import build
+from ..wasm.cache import Library, boot
 from . import jail_plan
 
 if TYPE_CHECKING:
@@ -80,12 +81,17 @@ def language_of(request: Request) -> str:
         guest = build.GUESTS.get(language.family)
         version = _VERSIONS.get(language.family, ())
         asked = language.version
-        if guest and asked == version[: len(asked)] and build.description(guest):
+        if guest and asked == version[: len(asked)] and _is_built(guest):
             return language.family
         what = f"{language.name} programs"
     raise BackendUnavailable(
         f"the wasm backend runs no {what}", fix="choose another backend, such as jail"
     )
+
+
+@cache
+def _is_built(guest: str) -> bool:
+    return bool(build.description(guest))
 
 
 def jailed_policy(policy: Policy) -> Policy:
@@ -104,11 +110,10 @@ def jailed_policy(policy: Policy) -> Policy:
     )
 
 
-def jailed_request(request: Request, compiled: str, library: cache.Library) -> Request:
+def jailed_request(request: Request, compiled: str, library: Library) -> Request:
     """The worker, as the jail sees it: a command with some mounts."""
-    boot = cache.boot("worker", "main()")
     return Request(
-        command=(sys.executable, "-I", "-S", "-B", "-c", boot, _CODE, _LIBRARY),
+        command=(sys.executable, "-I", "-S", "-B", "-c", boot("worker", "main()"), _CODE, _LIBRARY),
         mounts=(
             Mount(_WASM_DIRECTORY, _CODE, "ro"),
             Mount(library.package, f"{_LIBRARY}/wasmtime", "ro"),
@@ -124,7 +129,7 @@ def spec(
     facts: HostFacts,
     active: frozenset[str],
     compiled: str,
-    library: cache.Library,
+    library: Library,
 ) -> Spec:
     """The values for the run. Starts nothing."""
     language = language_of(request)
@@ -162,7 +167,7 @@ def _house(
     facts: HostFacts,
     active: frozenset[str],
     compiled: str,
-    library: cache.Library,
+    library: Library,
 ) -> tuple[House, tuple[str, ...]]:
     """(the worker, the sources of its writable mounts)."""
     limits = policy.limits

@@ -8,8 +8,10 @@ Theory of operation
 
 The instance for the next run is made while nobody waits. It has everything but the program: the
 same directories, streams and limits serve all runs of a worker, and its parent gives a run to a
-worker only if they are what the run needs. A run with input gets an instance of its own, because
-the engine opens the input when it makes one.
+worker only if they are what the run needs. If there is still nobody, it runs an empty program of
+ours: pages that are written to are copied then, and not when somebody waits. (Not where fuel is
+counted: every run must begin alike.) A run with input gets an instance of its own, because the
+engine opens the input when it makes one.
 
 Threads: guests run on one thread, with the large stack that CPython wants. The main thread is the
 clock: it raises the engine's epoch when a run's time is up. A guest in a blocking call of the
@@ -24,6 +26,7 @@ from __future__ import annotations
 
 import marshal
 import os
+import select
 import socket
 import sys
 import threading
@@ -45,6 +48,7 @@ _GUEST_KINDS = frozenset(range(0x81, 0x88))
 _MAX_FRAME = 32 << 20
 _NEVER = 1 << 40
 _TICK = 0.02
+_BUSY_MILLISECONDS = 2  # who is asked again within this time has no time to rehearse
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -112,6 +116,9 @@ class PythonGuests:
     def instantiate(self, store: wasmtime.Store) -> Any:
         return self._linker.instantiate(store, self._component).get_func(store, self._export)
 
+    def rehearse(self, store: wasmtime.Store, function: Any) -> None:
+        function(store, "")
+
     def run(self, store: wasmtime.Store, function: Any, order: dict[str, Any]) -> int:
         try:
             code: int = function(store, order["request"])
@@ -140,6 +147,9 @@ class JavaScriptGuests:
         exports = self._before.instantiate(store).exports(store)
         return self._library.Instance(store, exports, self._parts)
 
+    def rehearse(self, store: wasmtime.Store, instance: Any) -> None:
+        return None
+
     def run(self, store: wasmtime.Store, instance: Any, order: dict[str, Any]) -> int:
         return self._library.run(instance, self._host, order["request"], order["stdin"])
 
@@ -155,11 +165,16 @@ class Worker:
         self._guests = kind(setup, self._engine, self._send)
         self._stdin = os.memfd_create("stdin")
         self.clock = Clock(self._engine.increment_epoch)
-        self._parked = self._instantiate(b"")
+        self._resident = 0
+        self._park()
 
     def serve(self) -> NoReturn:
         self._frame(READY, marshal.dumps({"cpu": time.process_time()}))
+        arrived = select.poll()
+        arrived.register(self._channel.fileno(), select.POLLIN)
         while True:
+            if not self._fuel and not arrived.poll(_BUSY_MILLISECONDS):
+                self._guests.rehearse(*self._parked)
             order = _receive(self._channel)
             if order is None:
                 os._exit(0)
@@ -187,12 +202,17 @@ class Worker:
             store.set_fuel(1 << 62)
         return store, self._guests.instantiate(store)
 
+    def _park(self) -> None:
+        """Make the next instance; what it takes from here on is its own."""
+        self._resident = _resident()
+        self._parked = self._instantiate(b"")
+
     def _run(self, order: dict[str, Any]) -> None:
         for name, data, stamp in order["files"]:
             _write(name, data, stamp)
         stdin = order["stdin"]
         store, guest = self._instantiate(stdin) if stdin else self._parked
-        resident, began = _resident(), time.process_time()
+        began = time.process_time()
         fuel = order["fuel"] if self._fuel else 0
         if self._fuel:
             store.set_fuel(fuel)
@@ -201,7 +221,7 @@ class Worker:
             self.clock.start(order["seconds"])
         ending = self._call(store, guest, order)
         self.clock.stop()
-        used = max(0, _resident() - resident)
+        used = max(0, _resident() - self._resident)
         left = store.get_fuel() if self._fuel else 0
         report = {
             **ending,
@@ -215,7 +235,7 @@ class Worker:
         if stdin:
             os.ftruncate(self._stdin, 0)
         else:
-            self._parked = self._instantiate(b"")
+            self._park()
 
     def _call(self, store: wasmtime.Store, guest: Any, order: dict[str, Any]) -> dict[str, Any]:
         """How it ended: a code, or the engine's words for why it did not end by itself."""
