@@ -435,6 +435,8 @@ class Pool:
 def start(fleet: Fleet, house: House, compiled: cache.Compiled) -> Worker:
     """A new worker that has said that it is ready."""
     jail = fleet.take(house.outer, house.shape)
+    if jail.group is not None:
+        jail.group.forks_refused()  # keeps a descriptor from its first use on: better now than later
     worker = Worker(jail, house, compiled)
     try:
         worker.wait_until_ready()
