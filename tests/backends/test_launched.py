@@ -312,8 +312,9 @@ def test_a_tool_that_runs_a_program_with_no_sandbox_is_found_out(
     fake(tmp_path, "firejail", RUN_AS_IT_IS, monkeypatch)
     jar = Jar("firejail")
     monkeypatch.setattr(jar.backend, "probe", lambda: Availability(available=True))
-    with pytest.raises(BackendFailed, match=r"not on: .*pid namespace"):
+    with pytest.raises(BackendFailed, match=r"host's: .*pid, ipc, uts, net"):
         jar.run("1", level="permissive")
+    assert not os.path.exists("/tmp/.belljar")  # nor did it touch the host's files first
 
 
 def test_a_program_that_is_in_our_own_namespaces_is_no_sandbox(

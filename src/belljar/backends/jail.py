@@ -190,17 +190,26 @@ class JailBackend:
             watch.begin()
             later = request.settle == "later" and spec.worker and keep and not self.tidy
             if later and watch.until_said():
-                found = collect.changed_files(jail.work, before, request.outputs)
-                said = watch.as_said()
-                result = outcome.of_watch(plan, watch, said, report, None, found=found, shown=shown)
+                try:
+                    found = collect.changed_files(jail.work, before, request.outputs)
+                    said = watch.as_said()
+                    result = outcome.of_watch(
+                        plan, watch, said, report, None, found=found, shown=shown
+                    )
+                except BaseException:
+                    watch.abandon()
+                    raise
                 self._settler.add(watch, cleanup.pop_all(), jail, self.parked)
-                timings = {"start": taken - began, "run": said.ended - said.started}
                 return replace(
                     result,
                     settled=False,
                     kill=None,
                     usage=replace(result.usage, cpu=None, peak_memory=None),
-                    timings={**timings, "collect": time.monotonic() - said.ended},
+                    timings={
+                        "start": taken - began,
+                        "run": said.ended - said.started,
+                        "collect": time.monotonic() - said.ended,
+                    },
                 )
             ended = watch.until_gone()
             gone = time.monotonic()
@@ -235,7 +244,7 @@ class JailBackend:
             self._sweep()
             fleet = self._fleet = Fleet(self.facts)
             # At exit too, when nobody has closed the backend.
-            weakref.finalize(self, fleet.close)
+            weakref.finalize(self, _close, self._settler, fleet)
         return fleet
 
     def _sweep(self) -> None:
@@ -244,3 +253,8 @@ class JailBackend:
             from ..linux import cgroup
 
             cgroup.sweep(self.facts.cgroup)
+
+
+def _close(settler: Settler, fleet: Fleet) -> None:
+    settler.close()
+    fleet.close()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
 import time
 from dataclasses import replace
 
-from ..errors import BackendFailed
 from ..events import Emit
 from ..report import Report
 from . import outcome
@@ -68,8 +66,8 @@ class JailWatch(Watch):
         self._wait_for_a_quick_end()
         try:
             ended = super().until_gone()
-        except BackendFailed:
-            self.kill_all()  # its slot is gone, who would have
+        except BaseException:
+            self._jail.kill()  # its slot is gone, or nobody is going to wait for it any more
             raise
         ended = replace(ended, started=min(self._began, ended.ended))
         # A guest that had ended when our kill came was not ended by it.
@@ -80,6 +78,18 @@ class JailWatch(Watch):
 
     def until_said(self) -> bool:
         """Wait for the guest's own word that it has ended; False if `until_gone` knows more."""
+        try:
+            return self._has_said()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """Kill the run and let go of all that was held of it."""
+        self._jail.kill()
+        self._close()
+
+    def _has_said(self) -> bool:
         while self.ended is None and not self.reason:
             if len(self._readers) == 1:  # the slot's: the guest has closed all of its own
                 if self._report.said is None:
@@ -109,6 +119,9 @@ class JailWatch(Watch):
             reason="",
         )
 
+    def kill(self) -> None:
+        self._jail.kill()
+
     def is_gone(self) -> bool:
         """Look, without waiting, whether the kernel's word has come; kills what is overdue."""
         for fd, events in self._poll.poll(0):
@@ -129,6 +142,7 @@ class JailWatch(Watch):
 
     def _supervisor_says(self, fd: int) -> None:
         super()._supervisor_says(fd)
+        self._jail.over = self.ended is not None
         if self.ended is not None and fd in self._readers:
             self._done_with(fd)  # its last word; that it ends too is nobody's business
 
@@ -139,8 +153,4 @@ class JailWatch(Watch):
         self._killed = time.monotonic()
         self._deadline = self._killed + _KILL_SECONDS
         self._on_kill()
-        self.kill_all()
-
-    def kill_all(self) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
-            signal.pidfd_send_signal(self._jail.pidfd, signal.SIGKILL)
+        self._jail.kill()

@@ -12,9 +12,8 @@ import logging
 import queue
 import select
 import threading
+import time
 from typing import TYPE_CHECKING
-
-from ..errors import BelljarError
 
 if TYPE_CHECKING:
     from .jail_watch import JailWatch
@@ -38,11 +37,15 @@ class _Open:
                 return False
             self.watch.until_gone()  # closes what it holds
             self._jail.replenish(self._parked)
-        except BelljarError as error:
+        except Exception as error:  # noqa: BLE001 - one run must not keep the others from settling
             # Its result is long with the caller; the jail is killed and not used again.
+            self.watch.abandon()
             logging.getLogger("belljar").error("a run that was not waited for: %s", error)
         self._cleanup.close()
         return True
+
+    def kill(self) -> None:
+        self.watch.kill()
 
 
 class Settler:
@@ -52,20 +55,28 @@ class Settler:
         self._arriving: queue.SimpleQueue[_Open | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._closed = False
 
     def add(self, watch: JailWatch, cleanup: contextlib.ExitStack, jail: Jail, parked: int) -> None:
         """Take over: `cleanup` is run when the kernel has confirmed the end."""
+        run = _Open(watch, cleanup, jail, parked)
         with self._lock:
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(
-                    target=self._work, name="belljar-settle", daemon=True
-                )
-                self._thread.start()
-            self._arriving.put(_Open(watch, cleanup, jail, parked))
+            if not self._closed:
+                if self._thread is None:
+                    self._thread = threading.Thread(
+                        target=self._work, name="belljar-settle", daemon=True
+                    )
+                    self._thread.start()
+                self._arriving.put(run)
+                return
+        run.kill()
+        while not run.is_over():
+            time.sleep(_LOOK_MILLISECONDS / 1000)
 
     def close(self) -> None:
         """Kill what is left and wait until it is gone."""
         with self._lock:
+            self._closed = True
             thread, self._thread = self._thread, None
         if thread is not None:
             self._arriving.put(None)
@@ -89,7 +100,7 @@ class Settler:
                     pending.append(arrived)
             if closing:
                 for each in pending:
-                    each.watch.kill_all()
+                    each.kill()
             looking = select.poll()
             for each in pending:
                 looking.register(each.watch.control, select.POLLIN)

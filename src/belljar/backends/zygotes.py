@@ -9,10 +9,12 @@ nothing. Everything here is called from many threads.
 from __future__ import annotations
 
 import array
+import contextlib
 import itertools
 import marshal
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -62,16 +64,23 @@ class Jail:
         self.group = slot.group
         self._shelf, self._slot = shelf, slot
         self._open = {self.work, self.pidfd}
+        self.over = False  # set when the kernel's word has come that nobody is left
 
     def replenish(self, most: int) -> None:
         """Have the next ones made, so that at most `most` are parked."""
         self._shelf.zygote.replenish(self._shelf, most)
 
     def alive(self) -> bool:
-        """Whether nobody killed it while it was parked."""
+        """Whether nobody killed it, or its slot, while it was parked."""
         poll = select.poll()
         poll.register(self.pidfd, select.POLLIN)
+        poll.register(self.run, select.POLLIN)
         return not poll.poll(0)
+
+    def kill(self) -> None:
+        """End everybody in it, by its anchor."""
+        with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def drop(self) -> None:
         """Close everything, unused; its taker gives it back."""
@@ -85,10 +94,12 @@ class Jail:
 
         Unless `keep`, nothing that was made for this kind of run is kept for the next.
         """
+        if not self.over:
+            self.kill()
         for fd in self._open:
             os.close(fd)
         self._open.clear()
-        self._shelf.zygote.released(self._shelf, self._slot)
+        self._shelf.zygote.released(self._shelf, self._slot, reuse=self.over)
         if not keep:
             self._shelf.zygote.discard_idle(self._shelf)
 
@@ -110,14 +121,53 @@ class Shelf:
         self.socket.close()
         self.theirs.close()
         for slot in self.slots.values():
-            slot.orders.close()
+            slot.close()
 
 
 class Slot:
-    """A process of the zygote's that makes jails, one at a time: see `linux/slot.py`."""
+    """A process of the zygote's that makes jails, one at a time: see `linux/slot.py`.
+
+    Its first word, on the socket for its orders, is a descriptor of itself: that the socket is
+    still open says nothing, because the anchor of a run has a copy of it.
+    """
 
     def __init__(self, number: int, group: Group | None, orders: socket.socket) -> None:
         self.number, self.group, self.orders = number, group, orders
+        self._process = -1
+        self._lock = threading.Lock()
+
+    def watch(self, poll: select.poll) -> None:
+        """Have `poll` wake up for its end, or for its first word."""
+        with self._lock:
+            if self.orders.fileno() < 0:
+                return  # it has been closed meanwhile
+            poll.register(self.orders, select.POLLIN if self._process < 0 else 0)
+            if self._process >= 0:
+                poll.register(self._process, select.POLLIN)
+
+    def is_dead(self, events: dict[int, int]) -> bool:
+        """Whether that is what `events` of that poll say."""
+        with self._lock:
+            if self._process >= 0:
+                return self._process in events or self.orders.fileno() in events
+            if self.orders.fileno() not in events:
+                return False
+            flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+            try:
+                ancillary = self.orders.recvmsg(16, socket.CMSG_SPACE(4), flags)[1]
+            except BlockingIOError:
+                return False  # another thread has taken it
+            if not ancillary:
+                return True
+            self._process = array.array("i", ancillary[0][2])[0]
+            return False
+
+    def close(self) -> None:
+        with self._lock:
+            self.orders.close()
+            if self._process >= 0:
+                os.close(self._process)
+                self._process = -1
 
 
 class Zygote:
@@ -195,10 +245,11 @@ class Zygote:
             shelf.busy += 1
             self.busy += 1
             self.runs += 1
-            if shelf.available == 0:
-                self._order(shelf, parked=False)
-            shelf.available -= 1
         try:
+            with self._lock:
+                if shelf.available == 0:
+                    self._order(shelf, parked=False)
+                shelf.available -= 1
             return self._receive(shelf)
         except BaseException:
             with self._lock:
@@ -227,23 +278,26 @@ class Zygote:
 
     def _next_message(self, shelf: Shelf) -> tuple[bytes, list[tuple[int, int, bytes]]]:
         """What the shelf holds, as soon as it holds something; ZygoteDied if nobody is left."""
-        space = socket.CMSG_SPACE(4 * 8)
+        space, flags = socket.CMSG_SPACE(4 * 8), socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
         deadline = time.monotonic() + _START_SECONDS
         while True:
             try:
-                return shelf.socket.recvmsg(1 << 13, space, socket.MSG_DONTWAIT)[:2]
+                return shelf.socket.recvmsg(1 << 13, space, flags)[:2]
             except BlockingIOError:
                 pass  # it is still being made: wait, and see whether its makers live
-            with self._lock:
-                makers = [self._control, *(slot.orders for slot in shelf.slots.values())]
             poll = select.poll()
             poll.register(shelf.socket, select.POLLIN)
-            for maker in makers:
-                poll.register(maker, 0)  # only its end is news
-            ready = dict(poll.poll((deadline - time.monotonic()) * 1000))
+            poll.register(self._control, 0)  # only its end is news
+            with self._lock:
+                slots = list(shelf.slots.values())
+            for slot in slots:
+                slot.watch(poll)
+            ready = dict(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
             if not ready:
-                raise BackendFailed("no jail became ready in time", retryable=True)
-            if shelf.socket.fileno() not in ready:
+                raise ZygoteDied("no jail became ready in time", retryable=True)
+            if shelf.socket.fileno() in ready:
+                continue
+            if self._control.fileno() in ready or any(slot.is_dead(ready) for slot in slots):
                 raise ZygoteDied("the jail's zygote died", retryable=True)
 
     def replenish(self, shelf: Shelf, most: int) -> None:
@@ -254,11 +308,19 @@ class Zygote:
             while shelf.available < min(max(_PARKED_LEAST, shelf.busy), most):
                 self._order(shelf)
 
-    def released(self, shelf: Shelf, slot: Slot) -> None:
+    def released(self, shelf: Shelf, slot: Slot, *, reuse: bool) -> None:
+        """A slot whose run did not come to its end is not used again."""
         with self._lock:
             shelf.busy -= 1
             self.busy -= 1
-            shelf.free.append(slot)
+            if reuse:
+                shelf.free.append(slot)
+                return
+            slot.close()
+            shelf.slots.pop(slot.number, None)
+        if slot.group is not None:
+            slot.group.kill()
+            slot.group.remove()
 
     def close(self) -> None:
         """End it and everything in it; returns when the kernel has."""

@@ -53,7 +53,6 @@ def be_guest(
     """The slot's child, second in its pid namespace."""
     ready = answer.detach()
     try:
-        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
         ruleset = settled.rulesets.get(shape["tcp"], -1)
         # Out of the way of each other first, then side by side from 0 on.
         kept = [high(fd) for fd in (*own, ready, ruleset) if fd >= 0]
@@ -81,6 +80,9 @@ def be_guest(
         start = receive_start()
     except EOFError:
         os._exit(0)  # the jail was never used
+    except OSError as error:  # a name too long, more files than the disk has room for
+        os.write(2, f"belljar: a file could not be written: {error}\n".encode())
+        os._exit(120)
     if start["argv"]:
         execute(start)
     _work(settled, start)
@@ -155,6 +157,8 @@ def _lose_everything(shape: dict[str, Any], settled: Settled, ruleset: int) -> N
         handler = _signal.default_int_handler if number == _signal.SIGINT else _signal.SIG_DFL
         _signal.signal(number, handler)
     _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+    # After the last change of ids and capabilities: each of them takes it off again.
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
     if ruleset >= 0:
         landlock.enforce(ruleset)
     if "seccomp" in settled.layers:

@@ -84,6 +84,8 @@ _MODES = {
 }  # fmt: skip
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
 _NAMESPACES = 0x7E02_0000  # every CLONE_NEW* that clone knows
+_CLONE_PARENT = 0x8000  # a child that would not be below the guest, but beside it
+_MAP_SHARED, _MAP_SHARED_VALIDATE, _MAP_TYPE, _MAP_ANONYMOUS = 1, 3, 0xF, 0x20
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _FIFO, _REGULAR, _SOCKET = 0o010000, 0o100000, 0o140000
 
@@ -112,7 +114,7 @@ def delta(
 ) -> bytes:
     """What a guest loses on top: `families` are all it may open sockets of.
 
-    `memfd=False` closes memfd_create, whose pages only a memory cgroup would count;
+    `memfd=False` closes memory that is a file's, whose pages only a memory cgroup would count;
     `affinity=False` keeps a guest on the cores it was given.
     """
     actions: dict[str, Action] = dict.fromkeys(SETUP, _EPERM)
@@ -120,7 +122,7 @@ def delta(
     actions["clone3"] = _ENOSYS
     actions["clone"] = (
         _argument(0),
-        _op(_ANY_BIT, _NAMESPACES, 0, 1),
+        _op(_ANY_BIT, _NAMESPACES | _CLONE_PARENT, 0, 1),
         _op(_RETURN, _EPERM),
         _op(_RETURN, _ALLOW),
     )
@@ -129,9 +131,24 @@ def delta(
     actions["socketpair"] = _one_of(0, (AF_UNIX,), then=_ALLOW, otherwise=_EAFNOSUPPORT)
     if not memfd:
         actions["memfd_create"] = _EPERM
+        actions["mmap"] = no_shared_memory()
     if not affinity:
         actions["sched_setaffinity"] = _EPERM
     return _search(actions, _ALLOW, machine)
+
+
+def no_shared_memory() -> tuple[bytes, ...]:
+    """Pages of a shared map outlive their place in it, so that no process is seen to have them."""
+    return (
+        _argument(3),
+        _op(_ANY_BIT, _MAP_ANONYMOUS, 1, 0),
+        _op(_RETURN, _ALLOW),
+        _op(_AND, _MAP_TYPE),
+        _op(_EQUAL, _MAP_SHARED, 1, 0),
+        _op(_EQUAL, _MAP_SHARED_VALIDATE, 0, 1),
+        _op(_RETURN, _EPERM),
+        _op(_RETURN, _ALLOW),
+    )
 
 
 def _no_set_id(argument: int) -> tuple[bytes, ...]:

@@ -50,7 +50,6 @@ _IOCTLS = (
 # Names, addresses and numbers of interfaces, to read.
 _NETWORK_IOCTLS = (0x8910, 0x8912, 0x8913, 0x8915, 0x891B, 0x8921, 0x8927, 0x8933, 0x8942)
 _CLONE_THREAD = 0x0001_0000
-_MAP_SHARED, _MAP_SHARED_VALIDATE, _MAP_TYPE, _MAP_ANONYMOUS = 1, 3, 0xF, 0x20
 _SUCCESS = 0x0005_0000
 _EAGAIN = 0x0005_0000 | errno.EAGAIN
 _EOPNOTSUPP = 0x0005_0000 | errno.EOPNOTSUPP
@@ -103,7 +102,7 @@ def delta(
     if not counted:
         actions["memfd_create"] = _EPERM
         if not children:
-            actions["mmap"] = _no_shared_memory()
+            actions["mmap"] = jail.no_shared_memory()
     if not truncate:
         actions["truncate"] = _EPERM
     return jail._search(actions, _ALLOW, machine)
@@ -144,18 +143,4 @@ def _pair() -> tuple[bytes, ...]:
         _op(jail._EQUAL, _SOCK_SEQPACKET, 0, 1),
         _op(_RETURN, _ALLOW),
         _op(_RETURN, _EPROTONOSUPPORT),
-    )
-
-
-def _no_shared_memory() -> tuple[bytes, ...]:
-    """Pages of a shared map outlive their place in it, so that no process is seen to have them."""
-    return (
-        _argument(3),
-        _op(jail._ANY_BIT, _MAP_ANONYMOUS, 1, 0),
-        _op(_RETURN, _ALLOW),
-        _op(jail._AND, _MAP_TYPE),
-        _op(jail._EQUAL, _MAP_SHARED, 1, 0),
-        _op(jail._EQUAL, _MAP_SHARED_VALIDATE, 0, 1),
-        _op(_RETURN, _EPERM),
-        _op(_RETURN, _ALLOW),
     )

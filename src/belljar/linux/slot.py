@@ -22,8 +22,9 @@ Who kills whom: the host kills the anchor by its pidfd, and with it the kernel k
 its namespace. When the guest has ended by itself, the slot asks the kernel whether the anchor has
 children: every orphan of the namespace becomes its child, so with none nobody is left. If it has
 some, the anchor is killed and waited for, which the kernel lets end only after all the others. Then
-the slot writes one line with the wait status and what was used up. If the slot dies, the guest does
-(PR_SET_PDEATHSIG), and the host, who finds the run socket closed, kills the anchor.
+the slot writes one line with the wait status and what was used up. If the slot dies, which takes an
+administrator or the kernel, the host finds the run socket closed, or its pidfd says so, and kills
+the anchor.
 
 Nothing here may import: the files of this package are not in the jail.
 """
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 
 MESSAGE = 1 << 18
 _PAGE = resource.getpagesize()
+_ANY_CHILD = 0x4000_0000  # __WALL: also one that was made to send no signal at its end
+_IDS_A_SLOT = 16
 _EVERY_SIGNAL = tuple(_signal.valid_signals())
 
 
@@ -62,6 +65,9 @@ def serve(orders: int, shelf: int, settled: Settled, number: int, ids: int) -> N
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
     _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGCHLD,))
     desk = _Desk(_socket.socket(fileno=orders), _socket.socket(fileno=shelf))
+    ourselves = os.pidfd_open(os.getpid())
+    _tell(desk.orders, b"here", [ourselves])
+    os.close(ourselves)
     turn = 0
     while True:
         message, _ = receive(desk.orders)
@@ -69,7 +75,8 @@ def serve(orders: int, shelf: int, settled: Settled, number: int, ids: int) -> N
             os._exit(0)
         shape: dict[str, Any] = marshal.loads(message)
         # No two runs at a time have one: a slot makes one run after another.
-        shape["uid"] = FIRST_UID + (number * 256 + turn % 256) % (ids - FIRST_UID) if ids else 0
+        place = number * _IDS_A_SLOT + turn % _IDS_A_SLOT
+        shape["uid"] = FIRST_UID + place % (ids - FIRST_UID) if ids else 0
         turn += 1
         key = families, memfd, affinity = tuple(shape["filter"])
         if key not in settled.filters:
@@ -94,16 +101,21 @@ class _Run:
         self.run = self.work = -1
         self.ours: list[int] = []
         self.theirs: list[int] = []
+        self.guests: list[int] = []
 
     def end(self) -> float:
         """Nobody is left when this returns; the processor seconds of those who were."""
         seconds = 0.0
-        if self.anchor:
-            os.kill(self.anchor, 9)
-        for pid in (self.guest, self.anchor):
-            if pid:
-                usage = os.wait4(pid, 0)[2]
-                seconds += usage.ru_utime + usage.ru_stime
+        if not self.anchor:
+            return seconds
+        os.kill(self.anchor, 9)
+        # Whoever is our child, whatever it did to become one: the anchor's end waits for them all.
+        while True:
+            try:
+                usage = os.wait4(-1, _ANY_CHILD)[2]
+            except ChildProcessError:
+                break
+            seconds += usage.ru_utime + usage.ru_stime
         self.guest = self.anchor = 0
         return seconds
 
@@ -112,8 +124,14 @@ class _Run:
             os.close(fd)
         self.theirs.clear()
 
+    def guest_has_its_own(self) -> None:
+        for fd in self.guests:
+            os.close(fd)
+        self.guests.clear()
+
     def close(self) -> None:
         self.handed_over()
+        self.guest_has_its_own()
         for fd in self.ours:
             os.close(fd)
         self.ours.clear()
@@ -131,8 +149,10 @@ def _one_run(desk: _Desk, shape: dict[str, Any], settled: Settled) -> None:
         _tell(desk.shelf, f"failed {shape['slot']} {type(error).__name__}: {error}".encode())
         return
     run.handed_over()
-    _watch(run, shape["watch"])
-    run.end()
+    try:
+        _watch(run, shape["watch"])
+    finally:
+        run.end()
     run.close()
 
 
@@ -142,33 +162,62 @@ def _start(run: _Run, desk: _Desk, shape: dict[str, Any], settled: Settled) -> N
     try:
         # The pipes come later: the anchor closes nothing.
         run.anchor = _start_anchor(desk)
-        run_host, run.run = _socketpair()
-        frames_host, frames_guest = _socketpair()
-        stdin_guest, stdin_host = os.pipe()
-        stdout_host, stdout_guest = os.pipe()
-        stderr_host, stderr_guest = os.pipe()
-        ready, ready_guest = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-        run.ours = [run.run]
-        run.theirs = [run_host, frames_host, stdin_host, stdout_host, stderr_host]
-        own = (stdin_guest, stdout_guest, stderr_guest, frames_guest)
-        run.guest = os.fork()
-        if run.guest == 0:
-            be_guest(shape, settled, own, ready_guest)
+        # Noted one by one, so that a failure on the way closes what there is.
+        run.run = _new_pair(run.theirs, run.ours)
+        frames = _new_pair(run.theirs, run.guests)
+        stdin = _new_pipe(run.guests, run.theirs)[0]
+        stdout = _new_pipe(run.theirs, run.guests)[1]
+        stderr = _new_pipe(run.theirs, run.guests)[1]
+        ready, answer = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        try:
+            try:
+                _fork_guest(run, shape, settled, (stdin, stdout, stderr, frames), answer)
+            finally:
+                answer.close()
+            run.guest_has_its_own()
+            words, fds = receive(ready)
+            run.ours += fds
+        finally:
+            ready.close()
     finally:
         syscalls.setns(desk.own_namespace, syscalls.CLONE_NEWPID)
-    for fd in own:
-        os.close(fd)
-    ready_guest.close()
-    words, fds = receive(ready)
-    ready.close()
     if words != b"ready":
         raise OSError(0, words.decode("utf-8", "replace") or "the guest died in its set-up")
     # The second keeps the run's mounts: undoing them must not be the guest's last act, for which
     # the host waits.
-    run.work, mounts = fds
-    run.ours += (run.work, mounts)
-    pidfd = os.pidfd_open(run.anchor)
-    run.theirs += (os.dup(run.work), pidfd)
+    run.work, _ = fds
+    run.theirs.append(os.dup(run.work))
+    run.theirs.append(os.pidfd_open(run.anchor))
+
+
+def _fork_guest(
+    run: _Run,
+    shape: dict[str, Any],
+    settled: Settled,
+    own: tuple[int, int, int, int],
+    answer: _socket.socket,
+) -> None:
+    run.guest = os.fork()
+    if run.guest == 0:
+        try:
+            be_guest(shape, settled, own, answer)
+        finally:
+            os._exit(120)  # not one line of the slot's is the guest's to run
+
+
+def _new_pair(first: list[int], second: list[int]) -> int:
+    """A socket pair, an end for each list; the second end."""
+    one, other = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    first.append(one.detach())
+    second.append(other.detach())
+    return second[-1]
+
+
+def _new_pipe(readers: list[int], writers: list[int]) -> tuple[int, int]:
+    reader, writer = os.pipe()
+    readers.append(reader)
+    writers.append(writer)
+    return reader, writer
 
 
 def _start_anchor(desk: _Desk) -> int:
@@ -179,11 +228,6 @@ def _start_anchor(desk: _Desk) -> int:
     finally:
         _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
         _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
-
-
-def _socketpair() -> tuple[int, int]:
-    first, second = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
-    return first.detach(), second.detach()
 
 
 def receive(sock: _socket.socket) -> tuple[bytes, list[int]]:
@@ -212,11 +256,14 @@ def _rehearse(run: _Run, watch: dict[str, Any] | None) -> None:
 def _watch(run: _Run, watch: dict[str, Any] | None) -> None:
     """Wait for the guest's end, see to it that nobody is left, and say so."""
     started, reason, peak = time.monotonic(), "", 0
+    look = started
     while True:
         if watch:
-            told = _signal.sigtimedwait((_signal.SIGCHLD,), watch["every"])
-            if told is None:
+            _signal.sigtimedwait((_signal.SIGCHLD,), watch["every"])
+            # By the clock: a guest that is stopped and continued sends us signal after signal.
+            if time.monotonic() >= look:
                 reason, peak = _over(run, watch, peak)
+                look = time.monotonic() + watch["every"]
             if reason:
                 os.kill(run.anchor, 9)
         pid, status, usage = os.wait4(run.guest, os.WNOHANG if watch and not reason else 0)
@@ -244,8 +291,12 @@ def _last_line(
 
 
 def _is_alone(anchor: int) -> bool:
-    """Whether the kernel says that pid 1 of the run's namespace has no children."""
-    return not _children(anchor, anchor)
+    """Whether the kernel says that pid 1 of the run's namespace has no children, and we no other.
+
+    With CLONE_PARENT a guest could make children of ours; seccomp refuses it, if it is on.
+    """
+    me = os.getpid()
+    return _children(me, me) == [anchor] and not _children(anchor, anchor)
 
 
 def _children(process: int, thread: int) -> list[int]:
@@ -260,9 +311,10 @@ def _children(process: int, thread: int) -> list[int]:
 
 
 def _members(run: _Run) -> list[int]:
-    """The guest and everybody below it, and the orphans."""
-    found = [run.guest]
-    pending = [run.guest, run.anchor]
+    """The guest and everybody below and beside it, and the orphans."""
+    me = os.getpid()
+    pending = _children(me, me)
+    found = [pid for pid in pending if pid != run.anchor]
     while pending:
         process = pending.pop()
         try:

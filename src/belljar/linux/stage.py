@@ -31,6 +31,7 @@ def main(tell: int, frames: int, stdin: int, stdout: int, stderr: int) -> NoRetu
         launch.reset_signals()
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
         settings: dict[str, Any] = marshal.loads(launch.read_message(frames))
+        _be_elsewhere(settings["outside"])  # before anything is touched
         os.umask(0o077)
         for path in settings["directories"]:
             os.makedirs(path, 0o700, exist_ok=True)
@@ -76,6 +77,13 @@ def main(tell: int, frames: int, stdin: int, stdout: int, stderr: int) -> NoRetu
     if os.getpid() != 1:
         _end_everybody()
     os._exit(0)
+
+
+def _be_elsewhere(outside: dict[str, str]) -> None:
+    """Fail in the host's own namespaces: a tool may start a program without any of its own."""
+    same = [kind for kind, name in outside.items() if os.readlink(f"/proc/self/ns/{kind}") == name]
+    if same:
+        raise OSError(0, f"these namespaces are the host's: {', '.join(same)}")
 
 
 def _end_everybody() -> None:
@@ -158,9 +166,6 @@ def _check(settings: dict[str, Any]) -> None:
         wrong.append("capabilities")
     if facts["NoNewPrivs"] != "1":
         wrong.append("no_new_privs")
-    for kind, outside in settings["outside"].items():
-        if os.readlink(f"/proc/self/ns/{kind}") == outside:
-            wrong.append(f"{kind} namespace")
     if settings["filtered"]:
         filters = int(facts.get("Seccomp_filters", settings["filtered"]))
         if facts["Seccomp"] != "2" or filters < settings["filtered"]:

@@ -140,7 +140,9 @@ def _settle(spec: dict[str, Any]) -> run_guest.Settled:
     if threads != 1:
         raise RuntimeError(f"preloading started {threads - 1} threads; such a process cannot fork")
     if "landlock" in settled.layers:
-        devices = [f"/dev/{name}" for name in root.DEVICES]
+        # A shared map of /dev/zero is memory that only a control group counts.
+        uncounted = () if "cgroup" in settled.layers else ("zero",)
+        devices = [f"/dev/{name}" for name in root.DEVICES if name not in uncounted]
         writable = [root.SANDBOX, *spec["writable"]]
         for tcp in (False, True):
             settled.rulesets[tcp] = landlock.build(("/",), writable, devices, close_network=not tcp)
