@@ -18,36 +18,36 @@ def nothing_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_status_says_how_to_get_what_is_missing(
-    nothing_built: None, capsys: pytest.CaptureFixture[str]
+    nothing_built: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["wasm", "status"]) == 0
-    assert "python      not built: belljar wasm build" in capsys.readouterr().out
+    assert "python      not built: belljar wasm build" in capfd.readouterr().out
 
 
 def test_prepare_without_guests_is_told_the_fix(
-    nothing_built: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    nothing_built: None, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "library", lambda: cache.Library("99.0.0", "/nowhere"))
     assert main(["wasm", "prepare"]) == 127
-    assert "belljar wasm build" in capsys.readouterr().err
+    assert "belljar wasm build" in capfd.readouterr().err
 
 
 def test_prepare_without_an_engine_is_told_the_fix(
-    nothing_built: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    nothing_built: None, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "library", lambda: None)
     assert main(["wasm", "prepare"]) == 127
-    assert "belljar[wasm]" in capsys.readouterr().err
+    assert "belljar[wasm]" in capfd.readouterr().err
 
 
-def test_status_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_is_json_too(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["wasm", "status", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(capfd.readouterr().out)
     assert set(found["guests"]) == {"python", "javascript"}
 
 
 def test_clear_removes_what_was_compiled(
-    nothing_built: None, capsys: pytest.CaptureFixture[str]
+    nothing_built: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     left = Path(cache.directory(), "old.cwasm")
     left.write_bytes(b"x")

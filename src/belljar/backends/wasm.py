@@ -5,7 +5,7 @@ Theory of operation
   (`wasm/build.py`, `wasm/inside`): its memory, with the interpreter ready and the standard library
   imported, is part of the file. An instance maps it copy-on-write and is thrown away after one run.
 - It is compiled to native code once per host (`wasm/cache.py`) and run by `wasmtime` in worker
-  processes (`wasm/worker.py`), one run at a time each. `wasm_workers.py` keeps the workers warm.
+  processes (`wasm/worker.py`), one run at a time each. `wasm_pool.py` keeps the workers warm.
 - Every worker lives in a jail as the `jail` backend makes them, with an empty network and a memory
   file system of the run's size: what a hole in the engine would open is that jail. A worker serves
   many runs, so such a hole would also let one run see the next one on that worker.
@@ -51,7 +51,8 @@ from .base import Availability, Cancel, Plan, refuse_unless_held
 from .fleet import Fleet
 from .verdict import Ending
 from .wasm_plan import Spec
-from .wasm_workers import Ended, Pool, Worker, say, start
+from .wasm_pool import Pool, say, start
+from .wasm_workers import Ended, Worker
 
 if TYPE_CHECKING:
     from ..linux.probe import HostFacts

@@ -1,20 +1,17 @@
-"""Worker processes that run WebAssembly guests: starting, driving, killing and keeping them.
+"""A worker process that runs WebAssembly guests: starting it, following a run in it, killing it.
 
-A `Worker` is one process of `wasm/worker.py` in a jail of its own. It serves one run at a time and
-is kept for the next run of the same kind, unless it had to be killed. Everything here is called
-from many threads; one worker only ever from one.
+A `Worker` is one process of `wasm/worker.py` in a jail of its own. It serves one run at a time.
+`wasm_pool.py` keeps it for the next run of the same kind.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import marshal
 import os
 import select
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,11 +24,9 @@ from ..linux import root
 from ..report import Report
 from ..wasm import cache
 from .base import Cancel
-from .fleet import Fleet
 from .wasm_plan import House
 
 if TYPE_CHECKING:
-    from ..linux.probe import HostFacts
     from .zygotes import Jail
 
 # The worker's own frames: see wasm/worker.py, which cannot be imported without the engine.
@@ -43,7 +38,6 @@ _START_SECONDS = 60.0
 _KILL_SECONDS = 10.0
 # The engine's own deadline comes first: a worker that keeps it need not be killed.
 _GRACE = 0.1
-_RUNS_A_WORKER = 5000
 _MOST_FILES, _DEEPEST = 1000, 16
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _ENVIRONMENT = {"LANG": "C.UTF-8", "RUST_BACKTRACE": "0"}
@@ -69,7 +63,7 @@ class Ended:
 class Worker:
     """One process. `run` it, then `settle` it for the next run or `end` it."""
 
-    def __init__(self, jail: Jail, house: House, compiled: cache.Compiled) -> None:
+    def __init__(self, jail: Jail, house: House) -> None:
         self.house, self.jail = house, jail
         self.runs = 0
         self.healthy = False
@@ -81,23 +75,30 @@ class Worker:
             os.set_blocking(fd, False)
         for fd in (jail.stdout, jail.stderr, jail.run.fileno(), jail.frames.fileno()):
             self._poll.register(fd, select.POLLIN)
-        self._send(marshal.dumps({"argv": house.argv, "frames": True, "env": _ENVIRONMENT,
-                                  "files": ()}))  # fmt: skip
-        self._send(
-            marshal.dumps({
-                "language": house.language,
-                "guest": house.compiled,
-                "parts": compiled.parts,
-                "fuel": house.fuel,
-                # The interpreter's own memory is not the program's.
-                "memory": house.memory + compiled.memory if house.memory else 0,
-                "preopens": house.preopens,
-                "directory": root.WORK,
-            })
-        )  # fmt: skip
 
-    def wait_until_ready(self) -> None:
-        """BackendFailed if the worker does not start; what it said is in the message."""
+    def begin(self, compiled: cache.Compiled) -> None:
+        """Start it. BackendFailed if that does not succeed; what it said is in the message."""
+        house = self.house
+        try:
+            self._send(marshal.dumps({"argv": house.argv, "frames": True, "env": _ENVIRONMENT,
+                                      "files": ()}))  # fmt: skip
+            self._send(
+                marshal.dumps({
+                    "language": house.language,
+                    "guest": house.compiled,
+                    "parts": compiled.parts,
+                    "fuel": house.fuel,
+                    # The interpreter's own memory is not the program's.
+                    "memory": house.memory + compiled.memory if house.memory else 0,
+                    "preopens": house.preopens,
+                    "directory": root.WORK,
+                })
+            )  # fmt: skip
+        except OSError as error:
+            raise BackendFailed(f"the wasm worker's jail died: {error}", retryable=True) from error
+        self._wait_until_ready()
+
+    def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + _START_SECONDS
         said = {self.jail.stdout: HeadTail(1 << 12), self.jail.stderr: HeadTail(1 << 12)}
         while not self.healthy:
@@ -373,79 +374,3 @@ def _delete(directory: int, depth: int = 0) -> bool:
             os.close(below)
         os.rmdir(name, dir_fd=directory)
     return True
-
-
-class Pool:
-    """Idle workers by what they are. `take` one, then `give_back`."""
-
-    def __init__(self, facts: HostFacts, kept: int) -> None:
-        self.process = os.getpid()
-        self._facts, self._kept = facts, kept
-        self._lock = threading.Lock()
-        # By identity, which is quicker than by value: equal houses are one object as a rule.
-        self._idle: dict[int, list[Worker]] = {}
-        self._fleet = Fleet(facts)
-        self._closed = False
-
-    def take(self, house: House, prepare: Callable[[], cache.Compiled]) -> Worker:
-        """A warm worker if there is one; else a new one, which takes a tenth of a second."""
-        while True:
-            with self._lock:
-                idle = self._idle.get(id(house))
-                worker = idle.pop() if idle else None
-            if worker is None:
-                return start(self._fleet, house, prepare())
-            if worker.alive():
-                return worker
-            worker.end()
-
-    def give_back(self, worker: Worker, *, keep: bool = True) -> None:
-        """Keep it for the next run if it is fit for one, else end it."""
-        surplus: Worker | None = worker
-        if keep and worker.healthy and worker.house.reusable and worker.runs < _RUNS_A_WORKER:
-            with self._lock:
-                if not self._closed:
-                    self._idle.setdefault(id(worker.house), []).append(worker)
-                    surplus = self._surplus()
-        if surplus is not None:
-            surplus.end(keep=keep)
-
-    def _surplus(self) -> Worker | None:
-        """One worker of the kind that was not used for longest, if too many are kept."""
-        if sum(map(len, self._idle.values())) <= self._kept:
-            return None
-        house = next(iter(self._idle))
-        worker = self._idle[house].pop(0)
-        if not self._idle[house]:
-            del self._idle[house]
-        return worker
-
-    def close(self) -> None:
-        if os.getpid() != self.process:
-            return  # a fork of the process that owns them
-        with self._lock:
-            self._closed = True
-            workers = [worker for idle in self._idle.values() for worker in idle]
-            self._idle.clear()
-        for worker in workers:
-            worker.end()
-        self._fleet.close()
-
-
-def start(fleet: Fleet, house: House, compiled: cache.Compiled) -> Worker:
-    """A new worker that has said that it is ready."""
-    jail = fleet.take(house.outer, house.shape)
-    if jail.group is not None:
-        jail.group.forks_refused()  # keeps a descriptor from its first use on: better now than later
-    worker = Worker(jail, house, compiled)
-    try:
-        worker.wait_until_ready()
-    except BaseException:
-        worker.end()
-        raise
-    return worker
-
-
-def say(text: str) -> None:
-    """What takes long is told: Python shows warnings of a logger that nobody has set up."""
-    logging.getLogger("belljar").warning("%s", text)
