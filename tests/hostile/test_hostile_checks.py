@@ -172,6 +172,8 @@ FLOOD = "x" * (2 << 20)
         ("status_truthful", returning(signal=9), "signal 9"),
         ("status_truthful", returning(status=Status.ERROR, exit_code=0), "exit code 0"),
         ("exit_code_is:7", returning(exit_code=0), "not 7"),
+        ("count_le:4096", returning(stdout="R:HELD 4097\n"), "4097"),
+        ("count_le:4096", returning(stdout="R:HELD many\n"), "did not say"),
         ("no_core_files", returning(files={"core": File(path="core", size=1)}), "core"),
         (
             "symlinks_not_followed",

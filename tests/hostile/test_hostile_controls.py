@@ -24,11 +24,11 @@ CANNOT_FIRE = {"pr-011-raise-rlimits"}
 NOISY = {"me-010-pipe-buffers", "me-011-mlock"}
 
 
-def promised() -> list[hostile.Case]:
+def promised(klass: str = "process") -> list[hostile.Case]:
     return [
         case
         for case in SUITE.select(tier="fast")
-        if claimed(case, "process") and missing_surface(case) is None
+        if claimed(case, klass) and missing_surface(case) is None
     ]
 
 
@@ -41,6 +41,16 @@ def test_nearly_every_detector_fires_without_a_sandbox() -> None:
     silent = {arm.case.id for arm in found.silent}
     assert silent <= CANNOT_FIRE | NOISY
     assert found.enough and found.ratio >= 0.95
+
+
+@needs_root
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_nearly_every_detector_of_a_jails_cases_fires_without_a_sandbox() -> None:
+    found = control.run_controls(SUITE, promised("jail"), klass="jail")
+    assert len(found.arms) >= 150
+    # Some ask for what a kernel may lack altogether: vsock, kexec, the x32 ABI.
+    assert found.enough, [arm.case.id for arm in found.silent]
 
 
 @needs_root

@@ -94,7 +94,6 @@ def _examine(args: argparse.Namespace) -> list[Card]:
     from ..testing import hostile
     from ..testing.hostile import published
 
-    _own_mounts()
     suite = hostile.load(args.cases)
     if args.write and (there := Path(args.write).with_suffix(".json")).exists():
         published.read(there)  # better now than after an hour
@@ -127,17 +126,6 @@ def _examine(args: argparse.Namespace) -> list[Card]:
                 )
             )
     return cards
-
-
-def _own_mounts() -> None:
-    """Where we may: see only our own mounts come and go, not those of other programs."""
-    if sys.platform == "linux" and os.geteuid() == 0:
-        from ..linux import namespaces
-
-        try:
-            namespaces.own_mounts()
-        except OSError:
-            return  # root of a container, say: then what others mount meanwhile is seen too
 
 
 def _tell(cards: list[Card], args: argparse.Namespace) -> None:

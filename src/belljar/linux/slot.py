@@ -296,7 +296,10 @@ def _is_alone(anchor: int) -> bool:
     With CLONE_PARENT a guest could make children of ours; seccomp refuses it, if it is on.
     """
     me = os.getpid()
-    return _children(me, me) == [anchor] and not _children(anchor, anchor)
+    try:
+        return _children(me, me) == [anchor] and not _children(anchor, anchor)
+    except OSError:
+        return False  # the anchor was killed meanwhile, or this kernel does not tell: end and wait
 
 
 def _children(process: int, thread: int) -> list[int]:

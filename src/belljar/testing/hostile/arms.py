@@ -10,8 +10,8 @@ class Arm:
     """How a case runs unsandboxed. `why` says what the plain arm could not show.
 
     `privileged` is root, in mount, host name, IPC, network and pid namespaces of its own.
-    `planted` is a directory, and `shadowed` a file of the kernel's that anybody may write, both in
-    a mount namespace of its own.
+    `planted` is a directory, and `shadowed` a file of the kernel's that anybody may write, also
+    where this kernel has none; both are in a mount namespace of its own.
     """
 
     why: str = ""
@@ -53,6 +53,19 @@ _log.bind('/dev/log')
 _OWN_INTERPRETER = """
 import os as _os, shutil as _shutil, sys as _sys
 _sys.executable = _shutil.copy(_sys.executable, _os.path.abspath('interpreter'))
+"""
+# A bridge to a JavaScript that has a process object, as an embedder's would.
+_BRIDGE = """
+import subprocess as _subprocess, sys as _sys, types as _types
+def _function(body):
+    words = ['node', '-p', '(function(){%s})()' % body]
+    return lambda: _subprocess.run(words, capture_output=True, text=True).stdout.strip()
+_sys.modules['js'] = _types.SimpleNamespace(Object=_types.SimpleNamespace(constructor=_function))
+"""
+# A user namespace that has no map yet.
+_UNMAPPED = """
+import ctypes as _ctypes
+assert _ctypes.CDLL(None).unshare(0x10000000) == 0
 """
 # A compiler that goes as deep as it is told, and takes the process down.
 _NO_DEPTH = """
@@ -122,12 +135,21 @@ ARMS: dict[str, Arm] = {
             ("ps-002-modprobe-path", "/proc/sys/kernel/modprobe"),
             ("ps-005-overcommit", "/proc/sys/vm/overcommit_memory"),
             ("ps-006-ip-forward", "/proc/sys/net/ipv4/ip_forward"),
+            ("ps-011-cgroup-raise-own", "/sys/fs/cgroup/memory.max"),
         )
     },
     "di-010-log-flood": Arm(
         why="this host may have no system log: one is planted in a private mount namespace",
         planted="/dev/shm",
         prelude=_LOG,
+    ),
+    "ps-015-uid-map": Arm(
+        why="a map can be written once: a user namespace that has none yet",
+        privileged=True,
+        prelude=_UNMAPPED,
+    ),
+    "pj-032-pyodide-js-bridge": Arm(
+        why="this interpreter has no such bridge: one to Node", prelude=_BRIDGE
     ),
     "fs-022-proc-self-exe-overwrite": Arm(
         why="the interpreter is root's: a copy of it is the guest's own", prelude=_OWN_INTERPRETER

@@ -136,7 +136,7 @@ class ControlSubject:
         """Start the trusting host and wait for it; what it leaves running stays, to be counted."""
         words = [self._python, "-I", str(self._script), str(told)]
         how: dict[str, Any] = as_user(self._uid)
-        if self.arm.planted or os.path.exists(self.arm.shadowed):
+        if self.arm.planted or self.arm.shadowed:
             words, how = self._with_mounts(words), {}
         elif self.arm.privileged:
             words, how = [*_OWN_NAMESPACES, *words], {}
@@ -161,13 +161,17 @@ class ControlSubject:
 
     def _with_mounts(self, words: list[str]) -> list[str]:
         """The command in a mount namespace of its own, with what the arm wants to be there."""
-        path = self.arm.planted
-        script = f"mount -t tmpfs tmpfs {os.path.dirname(path)} && mkdir {path}"
-        if self.arm.shadowed:
+        path = self.arm.planted or self.arm.shadowed
+        script = f"mount -t tmpfs tmpfs {os.path.dirname(path)} && "
+        if self.arm.planted:
+            script += f"mkdir {path}"
+        elif os.path.exists(path):
             copy = self._world.root / "shadow"
-            copy.write_bytes(Path(self.arm.shadowed).read_bytes())
+            copy.write_bytes(Path(path).read_bytes())
             copy.chmod(0o666)
-            script = f"mount --bind {shlex.quote(str(copy))} {self.arm.shadowed}"
+            script = f"mount --bind {shlex.quote(str(copy))} {path}"
+        else:
+            script += f"echo 0 > {path} && chmod 666 {path}"
         drop = ["setpriv", f"--reuid={self._uid}", f"--regid={self._uid}", "--clear-groups"]
         return ["unshare", "--mount", "sh", "-c", script + ' && exec "$@"', "sh", *drop, *words]
 

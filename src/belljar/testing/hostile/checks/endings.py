@@ -66,11 +66,19 @@ def cpu_time_le(scene: Scene, _: str) -> str | None:
     return None
 
 
+@check("count_le")
+def count_le(scene: Scene, most: str) -> str | None:
+    """The program says how many it could make of something."""
+    counts = _counts(scene)
+    if not counts:
+        return _unless_stopped(scene, "the program did not say how many it could make")
+    return None if max(counts) <= int(most) else f"it made {max(counts)}, not at most {most}"
+
+
 @check("open_files_le")
 def open_files_le(scene: Scene, _: str) -> str | None:
     """The program says how many it could open; a pair of sockets is two."""
-    stdout = scene.seen.result.stdout if scene.seen.result else ""
-    counts = [int(number) for number in re.findall(r"^R:HELD (\d+)", stdout, re.MULTILINE)]
+    counts = _counts(scene)
     if not counts and is_absent(scene.case, scene.klass, scene.seen):
         return None
     if not counts:
@@ -78,6 +86,18 @@ def open_files_le(scene: Scene, _: str) -> str | None:
     opened = max(counts) * (2 if "socketpair" in scene.case.code else 1)
     most = scene.job.limits["FDS"]
     return None if opened <= most else f"{opened} descriptors were open, not at most {most}"
+
+
+def _counts(scene: Scene) -> list[int]:
+    stdout = scene.seen.result.stdout if scene.seen.result else ""
+    return [int(number) for number in re.findall(r"^R:HELD (\d+)", stdout, re.MULTILINE)]
+
+
+def _unless_stopped(scene: Scene, why: str) -> str | None:
+    """A limit that ended the program ended it before it could say anything."""
+    result = scene.seen.result
+    ended = result is not None and result.status not in (Status.SUCCESS, Status.ERROR)
+    return None if ended else why
 
 
 @check("next_run_ok")
