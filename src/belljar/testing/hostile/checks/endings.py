@@ -94,10 +94,10 @@ def _counts(scene: Scene) -> list[int]:
 
 
 def _unless_stopped(scene: Scene, why: str) -> str | None:
-    """A limit that ended the program ended it before it could say anything."""
+    """A limit, or a missing interface, ended the program before it could say anything."""
     result = scene.seen.result
     ended = result is not None and result.status not in (Status.SUCCESS, Status.ERROR)
-    return None if ended else why
+    return None if ended or is_absent(scene.case, scene.klass, scene.seen) else why
 
 
 @check("next_run_ok")
