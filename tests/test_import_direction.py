@@ -21,6 +21,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "guest.values": ("guest",),
     # Kernel facilities know no policy, no request and no result; they only raise ours.
     "linux": ("errors",),
+    # WebAssembly guests and their workers. What is baked into a guest sees the guest's code only.
+    "wasm": ("errors",),
+    "wasm.inside": ("guest",),
     # The vocabulary.
     "errors": (),
     "units": ("errors",),
@@ -48,6 +51,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "backends": (
         *CORE, "capture", "collect", "docker_api", "events", "guest", "images.names",
         "interpreter", "language_host", "languages", "lint", "lint_rules", "linux", "report",
+        "wasm",
     ),
     "engine": (*CORE, "backends", "config", "events", "languages", "lint"),
     "api": (*CORE, "backends", "collect", "config", "engine", "events", "languages"),

@@ -278,7 +278,7 @@ TOOLS = (
     ("nsjail", "nsjail: jails", "build it: https://github.com/google/nsjail"),
     ("runsc", "gVisor: a kernel of its own", "see https://gvisor.dev/docs/user_guide/install"),
     (f"qemu-system-{platform.machine()}", "QEMU: machines", "sudo apt-get install qemu-system"),
-    ("wasmtime", "wasmtime: WebAssembly", "pip install wasmtime"),
+    ("wasmtime", "wasmtime: WebAssembly", "pip install 'belljar[wasm]'"),
     ("node", "JavaScript programs", "sudo apt-get install nodejs"),
     ("bash", "shell programs", "sudo apt-get install bash"),
 )

@@ -161,7 +161,7 @@ def spec(policy: Policy, request: Request, facts: HostFacts, active: frozenset[s
     """The values for the run. Starts nothing; a missing command is CommandNotFound."""
     argv, file, worker, needed = _program(request)
     named = imported(request.code) if worker and not argv and request.code else frozenset()
-    mounts = _all_mounts(policy, request)
+    mounts = all_mounts(policy, request)
     online = policy.network.mode == "any"
     keep = not (mounts or needed or online or policy.filesystem.hidden)
     layers = tuple(name for name in LAYERS if name in active)
@@ -320,7 +320,7 @@ def inside_any(path: str, directories: tuple[str, ...]) -> bool:
     return any(path == each or path.startswith(each + "/") for each in directories)
 
 
-def _all_mounts(policy: Policy, request: Request) -> tuple[tuple[str, str, str], ...]:
+def all_mounts(policy: Policy, request: Request) -> tuple[tuple[str, str, str], ...]:
     """(source, absolute destination, mode), parents before what is mounted inside them."""
     files = policy.filesystem
     found = [(os.path.realpath(path), path, "ro") for path in files.read_only]

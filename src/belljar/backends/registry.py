@@ -21,6 +21,7 @@ BUILT_IN = {
     "landlock": "belljar.backends.landlock:LandlockBackend",
     "nsjail": "belljar.backends.nsjail:NsjailBackend",
     "subprocess": "belljar.backends.subprocess:SubprocessBackend",
+    "wasm": "belljar.backends.wasm:WasmBackend",
 }
 # `auto` tries these in order: the strongest that starts fast comes first. A set-uid bubblewrap or
 # firejail makes jails where users have no namespaces of their own. An engine is only asked for
@@ -30,7 +31,9 @@ PREFERENCE: tuple[str, ...] = (
 )  # fmt: skip
 if sys.platform != "linux":
     BUILT_IN["subprocess"] = "belljar.backends.portable:PortableBackend"
-    for _name in ("bubblewrap", "docker", "firejail", "gvisor", "jail", "landlock", "nsjail"):
+    for _name in (
+        "bubblewrap", "docker", "firejail", "gvisor", "jail", "landlock", "nsjail", "wasm",
+    ):  # fmt: skip
         del BUILT_IN[_name]
     PREFERENCE = ("subprocess",)
 GROUP = "belljar.backends"

@@ -20,7 +20,7 @@ class Ending:
     """What ended a run, from the host's side.
 
     `reason` is empty for a natural end, else why we killed it: timeout, cancelled, oom, pids, cpu,
-    disk. The counters come from the kernel; None where it does not count.
+    disk, fuel. The counters come from the kernel; None where it does not count.
     """
 
     wait_status: int
@@ -45,6 +45,7 @@ _KILLED_BY_US: dict[str, tuple[Status, Limit | None]] = {
     "oom": (Status.OOM, None),
     "pids": (Status.LIMIT, "pids"),
     "disk": (Status.LIMIT, "disk"),
+    "fuel": (Status.FUEL_EXHAUSTED, None),
 }
 
 

@@ -42,6 +42,7 @@ COMMANDS: dict[str, Command] = {
         "belljar.cli.settings", "show every setting and where its value comes from"
     ),
     "selftest": Command("belljar.cli.selftest", "attack the sandboxes of this host and report"),
+    "wasm": Command("belljar.cli.wasm", "prepare the WebAssembly guests: build, compile, show"),
     "bench": Command("belljar.cli.bench", "measure the sandboxes of this host against plain runs"),
 }
 

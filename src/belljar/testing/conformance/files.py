@@ -88,11 +88,15 @@ class Files(Backed):
         result = jar.run(
             f"""
             import os
-            os.symlink({str(canary)!r}, "link.out")
-            os.symlink({str(open_dir)!r}, "dir.out")
-            os.symlink("plain.out", "inner.out")
+            leads = dict(link={str(canary)!r}, dir={str(open_dir)!r}, inner="plain.out")
+            for name, target in leads.items():
+                try:
+                    os.symlink(target, name + ".out")
+                except PermissionError:
+                    pass  # wasm refuses links that lead out as they are made
             open("plain.out", "w").write("mine")
-            os.mkfifo("fifo.out")
+            if hasattr(os, "mkfifo"):
+                os.mkfifo("fifo.out")
             """,
             outputs=("*.out", "dir.out/*"),
         )
@@ -106,7 +110,10 @@ class Files(Backed):
             """
             import os
             open("new\\nline", "w").write("1")
-            open(b"bad-\\xff", "w").write("2")
+            try:
+                open(b"bad-\\xff", "w").write("2")
+            except OSError:
+                pass  # wasm has only names that are text
             open("shut", "w").write("3")
             os.chmod("shut", 0)
             os.mkdir("closed")

@@ -88,6 +88,16 @@ class Jar:
         if self.backend.isolation is Isolation.NONE:
             pytest.skip("rung none: the program shares the host's process")
 
+    def needs_processes(self) -> None:
+        """Skip where a program cannot start processes and threads, or get signals."""
+        self.needs_own_process()
+        if self.backend.isolation is Isolation.WASM:
+            pytest.skip("rung wasm: there are no processes, threads and signals in there")
+
+    def needs_packages(self) -> None:
+        if self.backend.isolation is Isolation.WASM:
+            pytest.skip("rung wasm: there is only the standard library in there")
+
 
 class Backed:
     """The base of every part: subclasses of the whole suite say how to make a backend."""

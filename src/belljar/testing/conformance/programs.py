@@ -95,7 +95,7 @@ class Programs(Backed):
         assert result.value == "Doc."
 
     def test_what_exit_handlers_and_threads_say_is_heard(self, jar: Jar) -> None:
-        jar.needs_own_process()
+        jar.needs_processes()
         result = jar.run("""
             import atexit, threading
             atexit.register(print, "handler")
@@ -106,7 +106,7 @@ class Programs(Backed):
         assert sorted(result.stdout.split()) == ["handler", "main", "thread"]
 
     def test_what_a_child_process_says_is_heard(self, jar: Jar) -> None:
-        jar.needs_own_process()
+        jar.needs_processes()
         result = jar.run("""
             import subprocess, sys
             child = [sys.executable, "-c", "import sys; print('child'); sys.exit(4)"]
@@ -140,7 +140,7 @@ class Programs(Backed):
     def test_death_by_a_signal_of_its_own_is_an_error_with_that_signal(
         self, jar: Jar, name: str
     ) -> None:
-        jar.needs_own_process()
+        jar.needs_processes()
         result = jar.run(f"""
             import os, signal
             print("before", flush=True)
@@ -153,13 +153,13 @@ class Programs(Backed):
         assert result.stdout == "before\n"
 
     def test_a_real_crash_is_an_error_with_its_signal(self, jar: Jar) -> None:
-        jar.needs_own_process()
+        jar.needs_processes()
         result = jar.run("import ctypes; ctypes.string_at(0)")
         assert (result.status, result.exit_code) == (Status.ERROR, None)
         assert result.signal == signal.SIGSEGV
 
     def test_a_kill_that_was_not_ours_is_killed(self, jar: Jar) -> None:
-        jar.needs_own_process()
+        jar.needs_processes()
         result = jar.run("import os; os.kill(os.getpid(), 9)")
         assert (result.status, result.exit_code, result.signal) == (Status.KILLED, None, 9)
 
@@ -186,6 +186,8 @@ class Programs(Backed):
     def test_other_languages_have_the_same_streams_and_exit_codes(
         self, jar: Jar, language: str, code: str
     ) -> None:
+        if language == "javascript":
+            jar.needs_packages()  # of Node's
         # Node reserves address space by the gigabyte, so a memory limit needs room for it.
         room = "4G" if language == "javascript" else None
         try:
@@ -203,6 +205,6 @@ class Programs(Backed):
         assert (result.stdout, result.stderr) == ("arg in env\n", "oops\n")
 
     def test_a_command_runs_without_a_shell(self, jar: Jar) -> None:
-        jar.needs_own_process()
+        jar.needs_processes()
         result = jar.run("", command=("echo", "$HOME", "two  words"))
         assert (result.status, result.stdout) == (Status.SUCCESS, "$HOME two  words\n")

@@ -130,6 +130,7 @@ class Values(Backed):
     def test_a_dataframe_goes_in_and_comes_back(self, jar: Jar) -> None:
         pandas = pytest.importorskip("pandas")
         pytest.importorskip("pyarrow")
+        jar.needs_packages()
         frame = pandas.DataFrame({"n": [1, 2, 3], "name": ["a", None, "ü"], "x": [0.5, 1.5, None]})
         # pandas and Arrow take far more address space than a small program: give them room.
         room = None if jar.held("memory").state == "absent" else "4G"

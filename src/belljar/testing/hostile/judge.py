@@ -101,6 +101,12 @@ def allowance(case: Case, klass: str) -> Allowance:
     )
 
 
+def is_absent(case: Case, klass: str, seen: Seen) -> bool:
+    """Whether the program met an interface that its class does not have, and ended of that."""
+    status = seen.result.status if seen.result is not None else None
+    return status is Status.ERROR and status in allowance(case, klass).silent_statuses
+
+
 def program_failures(case: Case, klass: str, seen: Seen, max_wall: float | None) -> list[Failure]:
     """What the run itself showed against the expectation, before any look at the host."""
     if seen.result is None:

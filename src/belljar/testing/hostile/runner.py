@@ -290,7 +290,9 @@ class _NoSuchLanguage(LookupError):
 
 def _refuse_unknown_language(scene: Scene) -> None:
     why = scene.seen.failure
-    missing = why.startswith("backend_unavailable") and "is not installed" in why
+    missing = why.startswith("backend_unavailable") and (
+        "is not installed" in why or f"runs no {scene.case.language} programs" in why
+    )
     if scene.case.language != "python" and (missing or why.startswith("language_unknown")):
         raise _NoSuchLanguage(why)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ....types import Status
-from ..judge import allowance, breach_lines
+from ..judge import allowance, breach_lines, is_absent
 from ..scene import Noise, Scene
 from . import check
 
@@ -42,6 +42,8 @@ def status_truthful(scene: Scene, _: str) -> str | None:
 @check("exit_code_is")
 def exit_code_is(scene: Scene, expected: str) -> str | None:
     code = scene.seen.result.exit_code if scene.seen.result else None
+    if is_absent(scene.case, scene.klass, scene.seen):
+        return None
     return None if code == int(expected) else f"the exit code is {code}, not {expected}"
 
 
@@ -77,6 +79,8 @@ def count_le(scene: Scene, most: str) -> str | None:
 def open_files_le(scene: Scene, _: str) -> str | None:
     """The program says how many it could open; a pair of sockets is two."""
     counts = _counts(scene)
+    if not counts and is_absent(scene.case, scene.klass, scene.seen):
+        return None
     if not counts:
         return "the program did not say how many it could open"
     opened = max(counts) * (2 if "socketpair" in scene.case.code else 1)
@@ -90,10 +94,10 @@ def _counts(scene: Scene) -> list[int]:
 
 
 def _unless_stopped(scene: Scene, why: str) -> str | None:
-    """A limit that ended the program ended it before it could say anything."""
+    """A limit, or a missing interface, ended the program before it could say anything."""
     result = scene.seen.result
     ended = result is not None and result.status not in (Status.SUCCESS, Status.ERROR)
-    return None if ended else why
+    return None if ended or is_absent(scene.case, scene.klass, scene.seen) else why
 
 
 @check("next_run_ok")

@@ -1,0 +1,146 @@
+"""The wasm backend beside a bare fork and a plain interpreter, and its workers without the engine.
+
+    python benchmarks/wasm.py [--rounds N] [--runs N] [--callers N]
+
+Interleaved: read the ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from belljar.backends.base import Cancel
+from belljar.backends.wasm import WasmBackend, _order
+from belljar.capture import HeadTail
+from belljar.config import Settings
+from belljar.engine import Engine
+from belljar.report import Report
+from belljar.types import Request
+
+CODE = {"python": "print(1)", "javascript": "console.log(1)"}
+
+
+def fork_and_exit() -> None:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def plain_python() -> None:
+    subprocess.run(["python3", "-I", "-c", "print(1)"], stdout=subprocess.DEVNULL, check=True)
+
+
+def latency(backend: WasmBackend, language: str, rounds: int) -> None:
+    engine = Engine(Settings(), backends={"wasm": backend})
+    request = Request(code=CODE[language], language=language)
+
+    def through_a_runner() -> None:
+        assert engine.run(request, backend="wasm").stdout == "1\n"
+
+    subjects: dict[str, Callable[[], None]] = {
+        "fork + exit": fork_and_exit,
+        f"wasm {language}, warm": through_a_runner,
+        "python3 -I -c": plain_python,
+    }
+    through_a_runner()
+    through_a_runner()
+    seconds: dict[str, list[float]] = {name: [] for name in subjects}
+    for _ in range(rounds):
+        for name, subject in subjects.items():
+            time.sleep(0.003)  # until what the last one left is done
+            start = time.perf_counter()
+            subject()
+            seconds[name].append(time.perf_counter() - start)
+    base = statistics.median(seconds["fork + exit"])
+    for name, found in seconds.items():
+        middle = statistics.median(found)
+        print(f"{name:<24} median {middle * 1e3:6.2f} ms  min {min(found) * 1e3:6.2f} ms  "
+              f"{middle / base:5.2f}x fork")  # fmt: skip
+
+
+def in_threads(callers: int, runs: int, one: Callable[[int], None]) -> float:
+    """Runs a second."""
+    left = iter(range(runs))
+    lock = threading.Lock()
+
+    def work(number: int) -> None:
+        while True:
+            with lock:
+                if next(left, None) is None:
+                    return
+            one(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(callers)]
+    start = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return runs / (time.perf_counter() - start)
+
+
+def throughput(backend: WasmBackend, language: str, callers: int, runs: int) -> None:
+    engine = Engine(Settings(), backends={"wasm": backend})
+    request = Request(code=CODE[language], language=language)
+
+    def through_a_runner(number: int) -> None:
+        assert engine.run(request, backend="wasm").stdout == "1\n"
+
+    plan = engine.plan(request, backend="wasm")
+    order: dict[str, Any] = {**_order(plan, plan.spec)[0], "files": []}
+    in_threads(callers, callers * 20, through_a_runner)
+    from contextlib import ExitStack
+
+    with ExitStack() as given_back, Cancel() as cancel:
+        workers = [backend._take(plan.spec, given_back) for _ in range(callers)]
+
+        def bare(number: int) -> None:
+            captured = {"stdout": HeadTail(1 << 10), "stderr": HeadTail(1 << 10)}
+            workers[number].run(
+                order, timeout=30, captured=captured, report=Report(), run="",
+                emit=lambda event: None, cancel=cancel,
+            )  # fmt: skip
+
+        alone = in_threads(callers, runs // 2, bare)
+    before = resident()
+    whole = in_threads(callers, runs, through_a_runner)
+    print(f"{language}, {callers} callers: {whole:.0f} runs/s through a runner, {alone:.0f} from "
+          f"the same workers in a bare loop ({whole / alone:.0%}); this process grew by "
+          f"{(resident() - before) >> 10} KiB in {runs} runs")  # fmt: skip
+
+
+def resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--runs", type=int, default=2000)
+    parser.add_argument("--callers", type=int, default=8)
+    args = parser.parse_args()
+    backend = WasmBackend()
+    found = backend.probe()
+    if not found.available:
+        sys.exit(f"{found.reason}; fix: {found.fix}")
+    from belljar.wasm import build
+
+    for language, guest in build.GUESTS.items():
+        if build.description(guest):
+            latency(backend, language, args.rounds)
+            throughput(backend, language, args.callers, args.runs)
+    backend.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,355 @@
+"""Backend `wasm`: CPython compiled to WebAssembly, a fresh instance a run, in jailed workers.
+
+Theory of operation
+- The guest is a component that was started when the package was built and then frozen
+  (`wasm/build.py`, `wasm/inside`): its memory, with the interpreter ready and the standard library
+  imported, is part of the file. An instance maps it copy-on-write and is thrown away after one run.
+- It is compiled to native code once per host (`wasm/cache.py`) and run by `wasmtime` in worker
+  processes (`wasm/worker.py`), one run at a time each. `wasm_pool.py` keeps the workers warm.
+- Every worker lives in a jail as the `jail` backend makes them, with an empty network and a memory
+  file system of the run's size: what a hole in the engine would open is that jail. A worker serves
+  many runs, so such a hole would also let one run see the next one on that worker.
+- Each protection is a layer that can be switched off in the constructor, for tests that ask what
+  it is good for. A backend with a layer off says so in every result.
+
+Who kills whom: the engine interrupts a guest at its deadline. One that sits in a blocking call of
+the host's does not notice; its worker is killed a tenth of a second later, by the kernel, with the
+pid namespace it lives in. Cancelling kills the worker at once.
+
+Facts relied on: linear memory only grows, and only up to the store's limit; a store that is closed
+has closed every descriptor of its guest; an exit code, a trap and the fuel used are the engine's
+words. The hash seed is part of the snapshot and the same in every run.
+
+What it does not protect against: a hole in the engine together with one in the kernel, and side
+channels between runs on one machine.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+import weakref
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from .. import collect, languages
+from ..capture import HeadTail
+from ..errors import BackendFailed, BackendUnavailable, RequestError
+from ..events import Emit
+from ..guest import protocol
+from ..linux import root
+from ..policy import Filesystem, Isolation, Policy
+from ..report import Report, run_frame
+from ..types import Enforcement, GuestError, Request, Result
+from ..wasm import build, cache, engine
+from . import outcome, protect, wasm_plan, wasm_report
+from .base import Availability, Cancel, Plan, refuse_unless_held
+from .fleet import Fleet
+from .verdict import Ending
+from .wasm_plan import Spec
+from .wasm_pool import Pool, say, start
+from .wasm_workers import Ended, Worker
+
+if TYPE_CHECKING:
+    from ..linux.probe import HostFacts
+
+_TRAP_CODE = 134  # as a shell would say of a process that was aborted
+_FULL = 1 << 16  # bytes left: the engine writes in pieces of that size
+_MOST_KNOWN = 64
+_NOT_ASKED = object()
+
+
+class WasmBackend:
+    """See the module's docstring. `disable` names layers to leave out, for tests of the layers.
+
+    `kept` is how many idle workers may wait for the next run; `tidy` keeps none between runs, and
+    only one process that makes jails for them, for tests that count leftovers.
+    """
+
+    name = "wasm"
+    isolation = Isolation.WASM
+
+    def __init__(
+        self,
+        *,
+        disable: frozenset[str] = frozenset(),
+        facts: HostFacts | None = None,
+        kept: int = 8,
+        tidy: bool = False,
+    ) -> None:
+        known = wasm_plan.LAYERS
+        if unknown := disable - set(known):
+            raise ValueError(f"unknown layers {sorted(unknown)}; known: {', '.join(known)}")
+        self.disabled = disable
+        self.kept = kept
+        self.tidy = tidy
+        self._given_facts = facts
+        self._pool: Pool | None = None
+        self._closed = False
+        self._compiled: dict[Any, tuple[Mapping[str, Enforcement], Spec]] = {}
+        self._library: Any = _NOT_ASKED
+        self._availability: Availability | None = None
+
+    @property
+    def facts(self) -> HostFacts:
+        if self._given_facts is not None:
+            return self._given_facts
+        from ..linux import probe
+
+        return probe.facts()
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The protections that this host has, which `disable` can switch off."""
+        active = wasm_plan.active_layers(self.facts, self.disabled)
+        return tuple(name for name in wasm_plan.LAYERS if name in active)
+
+    @property
+    def library(self) -> cache.Library | None:
+        """The installed engine, looked for once."""
+        if self._library is _NOT_ASKED:
+            self._library = cache.library()
+        found: cache.Library | None = self._library
+        return found
+
+    def probe(self) -> Availability:
+        if self._availability is None:
+            self._availability = self._find_out()
+        return self._availability
+
+    def _find_out(self) -> Availability:
+        library = self.library
+        floor = ".".join(map(str, engine.FLOOR))
+        if library is None:
+            return _lacking("wasmtime is not installed", "pip install 'belljar[wasm]'")
+        if engine.parse_version(library.version) < engine.FLOOR:
+            return _lacking(
+                f"wasmtime {library.version} has known holes; {floor} is the oldest that is used",
+                "pip install --upgrade 'belljar[wasm]'",
+            )
+        if not build.description(build.PYTHON):
+            return _lacking("the Python guest has not been built", "belljar wasm build")
+        from .jail import JailBackend
+
+        jail = JailBackend(facts=self._given_facts).probe()
+        if not jail.available:
+            return _lacking(f"no jail for its workers: {jail.reason}", jail.fix)
+        notes = [*jail.notes]
+        if not self._is_compiled(library):
+            notes.append(
+                "the first run compiles the guest for about ten seconds: belljar wasm prepare"
+            )
+        notes += outcome.notices(self.disabled)
+        return Availability(available=True, notes=tuple(notes))
+
+    def _is_compiled(self, library: cache.Library) -> bool:
+        try:
+            return cache.find(build.PYTHON, fuel=False, installed=library) is not None
+        except BackendUnavailable:
+            return False
+
+    def compile(self, policy: Policy, request: Request) -> Plan:
+        library = self.library
+        if library is None:
+            raise BackendUnavailable("wasmtime is not installed", fix="pip install 'belljar[wasm]'")
+        language = wasm_plan.language_of(request)
+        if request.mounts or policy.filesystem != Filesystem():
+            report, spec = self._compile(policy, request, language, library)
+        else:
+            # Without mounts it depends on nothing that changes while we run.
+            key = policy, language, languages.of(request).name
+            known = self._compiled.get(key)
+            if known is None:
+                if len(self._compiled) > _MOST_KNOWN:
+                    self._compiled.clear()
+                known = self._compiled[key] = self._compile(policy, request, language, library)
+            report, spec = known
+        # With a layer switched off on purpose the report says what is missing, and the run goes on.
+        held = {} if self.disabled else report
+        refuse_unless_held(self.name, self.isolation, policy, held)
+        return Plan(
+            backend=self.name,
+            isolation=self.isolation,
+            request=request,
+            policy=policy,
+            enforcement=report,
+            spec=spec,
+            warnings=outcome.notices(self.disabled),
+        )
+
+    def _compile(
+        self, policy: Policy, request: Request, language: str, library: cache.Library
+    ) -> tuple[Mapping[str, Enforcement], Spec]:
+        active = wasm_plan.active_layers(self.facts, self.disabled)
+        report = wasm_report.enforcement(policy, request, self.facts, active)
+        fuel = policy.limits.fuel is not None
+        guest = build.GUESTS[language]
+        compiled = os.path.join(cache.directory(), cache.name(guest, fuel=fuel, installed=library))
+        spec = wasm_plan.spec(policy, request, self.facts, active, compiled, library)
+        return MappingProxyType(report), spec
+
+    def run(self, plan: Plan, emit: Emit, cancel: Cancel) -> Result:
+        if self._closed:
+            raise BackendFailed("this backend is closed")
+        began = time.monotonic()
+        request, spec, limits = plan.request, plan.spec, plan.policy.limits
+        assert isinstance(spec, Spec)
+        report, shown = outcome.heard(plan, emit)
+        order, before = _order(plan, spec)
+        cap = limits.output if "output_cap" in spec.layers else outcome.NO_CAP
+        captured = {"stdout": HeadTail(cap), "stderr": HeadTail(cap)}
+        with ExitStack() as cleanup:
+            if spec.guarded:
+                cleanup.enter_context(protect.placeholders(spec.guarded))
+            worker = self._take(spec, cleanup)
+            taken = time.monotonic()
+            ended = worker.run(
+                order,
+                timeout=limits.timeout,
+                captured=captured,
+                report=report,
+                run=request.id,
+                emit=emit,
+                cancel=cancel,
+            )
+            over = time.monotonic()
+            _explain_full_disk(report, worker.jail.work)
+            found = collect.changed_files(worker.jail.work, before, request.outputs)
+            result = outcome.of(
+                plan,
+                _ending(ended, worker),
+                report,
+                captured,
+                wall=ended.ended - ended.started,
+                cpu=ended.cpu,
+                peak_memory=ended.peak_memory,
+                survivors=0,
+                kill_seconds=ended.kill_seconds,
+                found=found,
+                shown=shown,
+            )
+            collected = time.monotonic()
+            if worker.healthy and spec.house.reusable:
+                worker.settle()
+        result = replace(
+            result,
+            timings={
+                "start": taken - began,
+                "run": ended.ended - ended.started,
+                "settle": over - ended.ended,
+                "collect": collected - over,
+                "clean": time.monotonic() - collected,
+            },
+        )
+        return _with_engine_words(result, ended)
+
+    def close(self) -> None:
+        self._closed = True
+        if self._pool is not None:
+            self._pool.close()
+
+    def _take(self, spec: Spec, cleanup: ExitStack) -> Worker:
+        """A worker, which `cleanup` gives back or ends."""
+        library = self.library
+        assert library is not None
+        house = spec.house
+
+        def prepare() -> cache.Compiled:
+            return cache.prepare(house.guest, fuel=house.fuel, installed=library, say=say)
+
+        # What makes jails is kept even by the tidy, but only one of it.
+        if house.reusable and not (self.tidy and (house.fuel or house.language != "python")):
+            pool = self._warm()
+            worker = pool.take(house, prepare)
+            cleanup.callback(lambda: pool.give_back(worker, keep=not self.tidy))
+            return worker
+        fleet = Fleet(self.facts)
+        cleanup.callback(fleet.close)
+        worker = start(fleet, house, prepare())
+        cleanup.callback(worker.end)
+        return worker
+
+    def _warm(self) -> Pool:
+        pool = self._pool
+        if pool is None or pool.process != os.getpid():
+            pool = self._pool = Pool(self.facts, self.kept)
+            # At exit too, when nobody has closed the backend.
+            weakref.finalize(self, pool.close)
+        return pool
+
+
+def _lacking(reason: str, fix: str | None) -> Availability:
+    return Availability(available=False, reason=reason, fix=fix)
+
+
+def _order(plan: Plan, spec: Spec) -> tuple[dict[str, Any], dict[str, collect.Stamp]]:
+    """What the worker is told of the run, and the state of the work directory that it makes."""
+    request, limits = plan.request, plan.policy.limits
+    files = {collect.checked_name("files", name): data for name, data in request.files.items()}
+    files[spec.file] = (request.code or "").encode("utf-8", "surrogatepass")
+    if sum(map(len, files.values())) > spec.disk:
+        raise RequestError(
+            "files", f"do not fit into a disk of {spec.disk} bytes", fix="raise `disk`"
+        )
+    env = {
+        "HOME": root.WORK,
+        "TMPDIR": "/tmp",
+        "LANG": "C.UTF-8",
+        "USER": "user",
+        **request.env,
+    }
+    frame = run_frame(request, spec.file)[protocol.HEADER :].decode("utf-8")
+    about = protocol.dumps({"env": env, "directory": root.WORK}).decode("utf-8")
+    stamp = time.time_ns()
+    order = {
+        "request": f"{about[:-1]},{frame[1:]}",
+        "stdin": request.stdin,
+        "files": [(name, data, stamp) for name, data in files.items()],
+        "seconds": limits.timeout,
+        "epoch": "epoch" in spec.layers,
+        "fuel": limits.fuel,
+    }
+    return order, {name: (stamp, len(data), 0) for name, data in files.items()}
+
+
+def _ending(ended: Ended, worker: Worker) -> Ending:
+    """As if it had been a process: the engine's words in the kernel's form."""
+    if ended.report is None:
+        group = worker.jail.group
+        return Ending(
+            wait_status=ended.wait_status,
+            reason=ended.reason,
+            oom_kills=group.oom_kills() if group is not None else 0,
+        )
+    trap = ended.report["trap"]
+    reason = "timeout" if trap.endswith("wasm trap: interrupt") else ""
+    if "all fuel consumed" in trap:
+        reason = "fuel"
+    return Ending(wait_status=(ended.report["code"] & 0xFF) << 8, reason=reason)
+
+
+def _explain_full_disk(report: Report, work: int) -> None:
+    """WASI says "input/output error" for a full disk; whether it is full, the kernel knows."""
+    if report.hint.errno == errno.EIO:
+        room = os.fstatvfs(work)
+        if not room.f_favail or room.f_bavail * room.f_frsize < _FULL:
+            report.hint = replace(report.hint, errno=errno.ENOSPC)
+
+
+def _with_engine_words(result: Result, ended: Ended) -> Result:
+    """Fuel, and what the engine said of a guest that it had to stop."""
+    if ended.report is None:
+        if ended.reason:
+            return result
+        note = "the worker process itself ended: the guest may have met a fault of the engine"
+        return replace(result, warnings=(*result.warnings, note))
+    usage = replace(result.usage, fuel=ended.report["fuel"])
+    trap = ended.report["trap"]
+    if trap and result.error is None and result.exit_code == _TRAP_CODE:
+        error = GuestError(type="WasmTrap", message=trap)
+        return replace(result, usage=usage, error=error)
+    return replace(result, usage=usage, signal=None if "fuel" in trap else result.signal)

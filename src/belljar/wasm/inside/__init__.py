@@ -1,0 +1,1 @@
+"""What runs inside the WebAssembly component: part of it since it was built."""

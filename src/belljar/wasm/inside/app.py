@@ -1,0 +1,253 @@
+"""The component's one export: runs one program in an interpreter that was started at build time.
+
+Everything at the top level of this module has happened before the snapshot was taken; an instance
+begins in `execute`. It uses the same worker as every other backend, over a channel that is a
+function of the host's instead of a descriptor.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import gc
+import importlib
+import io
+import os
+import random
+import sys
+
+import wit_world
+
+from ...guest import displays, failures, protocol, tables, values, worker
+from . import stdlib, world
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Any
+
+# Imported beforehand: the most used, which cost nobody anything until they are written to.
+_PRELOADED = (
+    "abc", "argparse", "array", "ast", "asyncio", "base64", "bdb", "bisect", "calendar",
+    "collections.abc", "concurrent.futures", "contextlib", "copy", "csv", "dataclasses",
+    "datetime", "decimal", "difflib", "dis", "encodings.ascii", "encodings.cp437",
+    "encodings.idna", "encodings.latin_1", "enum", "fractions", "functools", "glob", "graphlib",
+    "hashlib", "heapq", "hmac", "html", "inspect", "io", "itertools", "json", "keyword",
+    "linecache", "locale", "logging", "math", "numbers", "operator", "pathlib", "pickle",
+    "pprint", "queue", "random", "re", "reprlib", "secrets", "shutil", "statistics", "string",
+    "struct", "subprocess", "tempfile", "textwrap", "threading", "time", "timeit", "tokenize",
+    "traceback", "types", "typing", "unicodedata", "unittest", "urllib.parse", "uuid",
+    "warnings", "weakref", "zipfile", "zlib", "zoneinfo", "_strptime",
+)  # fmt: skip
+# Freed when a program has used up all the rest, so that there is room to say so.
+_BALLAST = 2 << 20
+
+
+class Channel:
+    """The host's function as the worker's channel; `close` is for good."""
+
+    def __init__(self, send: Any) -> None:
+        self._host = send
+        self.usable = True
+
+    def send(self, kind: int, payload: bytes = b"") -> bool:
+        if not self.usable or len(payload) > protocol.MAX_FRAME:
+            return False
+        self._host(kind, payload.decode("utf-8"))
+        return True
+
+    def send_encoded(self, frame: bytes) -> bool:
+        return self.send(frame[0], frame[protocol.HEADER :])
+
+    def close(self) -> None:
+        self.usable = False
+
+
+class Interpreter(worker.Interpreter):
+    """The worker's, with the memory that it keeps back taken from the snapshot."""
+
+    def _failed(
+        self,
+        error: BaseException,
+        trace: TracebackType | None,
+        filename: str,
+        lines: list[str],
+        memory: bool = True,
+    ) -> worker.Outcome:
+        _kept.clear()
+        return super()._failed(error, trace, filename, lines, memory)
+
+
+class WitWorld:
+    """The world's export, under the name that componentize-py looks for."""
+
+    def execute(self, request: str) -> int:
+        if not request:
+            return _rehearse_run()
+        # The host's own words: no check. Every page that is touched here has to be copied.
+        fields: dict[str, Any] = protocol._scan(request, 0)[0]
+        os.environ.update(fields["env"])
+        os.chdir(fields["directory"])
+        # Of a fixed length, so that seeding takes equally many instructions every time.
+        random.seed(1 << 256 | int.from_bytes(os.urandom(32), "big"))
+        return _run(_interpreter, _channel, fields)
+
+
+def _run(interpreter: worker.Interpreter, channel: Any, fields: dict[str, Any]) -> int:
+    code = 0
+    try:
+        outcome = interpreter.run(fields)
+        channel.send(protocol.END)
+        channel.close()
+        outcome.leave()
+    except SystemExit as leaving:
+        code = _exit_code(leaving)
+    except KeyboardInterrupt:
+        code = 130
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    return _finish(code)
+
+
+def _exit_code(leaving: SystemExit) -> int:
+    code = leaving.code
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    print(code, file=sys.stderr)
+    return 1
+
+
+def _finish(code: int) -> int:
+    """Exit handlers run, and files that the program left open are flushed."""
+    try:
+        atexit._run_exitfuncs()
+        main = sys.modules.get("__main__")
+        for name in [name for name in vars(main) if name != "__builtins__"] if main else ():
+            vars(main)[name] = None
+        _flush()
+    except BaseException:
+        return code or 120  # as CPython says when it cannot flush
+    return code
+
+
+def _flush() -> None:
+    # Only what is younger than the snapshot: the rest is frozen.
+    for thing in gc.get_objects():
+        if issubclass(type(thing), (io.TextIOWrapper, io.BufferedWriter)) and not thing.closed:
+            thing.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and not stream.closed:
+            stream.flush()
+
+
+def _input() -> io.TextIOWrapper:
+    return io.TextIOWrapper(open(0, "rb", closefd=False), encoding="utf-8", errors="strict")
+
+
+def _output(number: int) -> io.TextIOWrapper:
+    """As CPython has it for a pipe; componentize-py starts it without buffers."""
+    raw = open(number, "wb", closefd=False)
+    if number == 2:
+        return io.TextIOWrapper(
+            raw, encoding="utf-8", errors="backslashreplace", line_buffering=True
+        )
+    return io.TextIOWrapper(raw, encoding="utf-8")
+
+
+# WASI's numbers, and the host's for the same. There are no pipes: EPIPE is a file whose last write
+# failed.
+_HOST_NUMBERS = {
+    errno.EAGAIN: 11, errno.EDQUOT: 122, errno.EFBIG: 27, errno.EIO: 5, errno.EMFILE: 24,
+    errno.ENFILE: 23, errno.ENOSPC: 28, errno.EPIPE: 5,
+}  # fmt: skip
+_describe = failures.describe
+
+
+def _describe_for_host(
+    error: BaseException, trace: TracebackType | None, filename: str, lines: list[str]
+) -> dict[str, Any]:
+    """What failed, with the host's number for it, where the host would want to know."""
+    wire = _describe(error, trace, filename, lines)
+    number = wire.pop("errno", 0)
+    if number == errno.EIO and OSError.__dict__["filename"].__get__(error) is not None:
+        number = errno.EMFILE  # WASI has no word for it; nothing else fails so at an open
+    if number in _HOST_NUMBERS:
+        wire["errno"] = _HOST_NUMBERS[number]
+    return wire
+
+
+class _Nobody:
+    """A channel to nobody, for the rehearsal."""
+
+    usable = False
+
+    def send(self, kind: int, payload: bytes = b"") -> bool:
+        return False
+
+    send_encoded = send
+
+    def close(self) -> None:
+        return None
+
+
+def _rehearse_run() -> int:
+    """Go the way of every program without leaving a trace: see wasm/worker.py."""
+    fields: dict[str, Any] = protocol._scan(_EMPTY, 0)[0]
+    os.environ.update(fields["env"])
+    os.environ.clear()
+    random.seed(fields["seed"])
+    _channel.close()
+    _interpreter.run(fields)
+    _flush()
+    _channel.usable = True
+    names = _interpreter.module.__dict__
+    for name in ("__file__", "__loader__"):
+        del names[name]
+    sys.argv = ["main.py"]
+    return 0
+
+
+_EMPTY = (
+    '{"env":{"HOME":"/","LANG":"C.UTF-8"},"seed":1,"code":"print(end=\\"\\")\\nNone",'
+    '"args":[],"filename":"main.py","context":{}}'
+)
+
+
+def _rehearse() -> None:
+    """Run programs that do a little of everything: no instance does it for the first time then."""
+    for program in ("import json\nprint(end='')\n[1, {'a': 2.5}]", "def f(): 1 / 0\nf()"):
+        stderr, sys.stderr = sys.stderr, io.StringIO()
+        nobody = _Nobody()
+        fields: dict[str, Any] = {"code": program, "filename": "main.py", "args": []}
+        _run(Interpreter(nobody), nobody, fields)  # type: ignore[arg-type]
+        sys.stderr = stderr
+    values.encode([1, "a", {"b": b"c"}])
+
+
+stdlib.freeze("/python")
+stdlib.install()
+for _name in _PRELOADED:
+    importlib.import_module(_name)
+world.change(wit_world.leave)
+failures.describe = _describe_for_host
+worker._BALLAST = 0
+_kept = [bytes(_BALLAST)]
+_system: Any = sys
+_system.stdin = _system.__stdin__ = _input()
+_system.stdout = _system.__stdout__ = _output(1)
+_system.stderr = _system.__stderr__ = _output(2)
+sys.path[:] = [""]
+sys.argv = sys.orig_argv = ["main.py"]
+os.environ.clear()
+_rehearse()
+_kept[:] = [bytes(_BALLAST)]
+_channel = Channel(wit_world.send)
+_interpreter = Interpreter(_channel)  # type: ignore[arg-type]
+_LOADED = (displays, failures, tables)  # at the end there may be nothing left to import with
+importlib.invalidate_caches()
+sys.path_importer_cache.clear()
+gc.collect()
+gc.freeze()

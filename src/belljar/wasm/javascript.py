@@ -1,0 +1,239 @@
+"""JavaScript programs in QuickJS: making the snapshot, and running a program in an instance.
+
+QuickJS is a module whose values are handles, numbers that its exported functions take and return.
+`prelude.js` has everything that can be said in JavaScript; here is what only a host can do: write,
+send a frame, sleep until the next timer, and carry text in and out. Programs get no object of the
+host's: the functions that we give to the prelude are visible to nobody else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import time
+
+import wasmtime
+
+from . import wizer
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+_PRELUDE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "prelude.js")
+_HOST_FUNCTIONS = ("write", "frame", "random")
+_PARTS = ("begin", "succeed", "fail", "wait", "fire")
+_USED = frozenset((
+    "memory", "qjs_call", "qjs_eval", "qjs_execute_pending_job", "qjs_free_cstring",
+    "qjs_get_exception", "qjs_get_float64", "qjs_get_prop_string", "qjs_get_string",
+    "qjs_get_undefined", "qjs_is_exception", "qjs_is_job_pending", "qjs_is_promise",
+    "qjs_new_number", "qjs_new_string", "qjs_promise_result", "qjs_promise_state", "strlen",
+    "wasm_malloc",
+))  # fmt: skip
+_ASYNC, _BARRIER = 1 << 7, 1 << 6
+_PENDING, _REJECTED = 0, 2
+_STACK = 512 << 10
+_SLICE = 0.02
+
+
+class Host:
+    """The functions that QuickJS imports. `write` and `frame` are ours to fill in."""
+
+    def __init__(self, write: Callable[[int, bytes], None], frame: Callable[[int, str], None]):
+        self._write, self._frame = write, frame
+        self.unhandled: dict[bytes, int] = {}  # by promise: its reason
+
+    def link(self, engine: wasmtime.Engine) -> wasmtime.Linker:
+        linker = wasmtime.Linker(engine)
+        linker.define_wasi()
+        number = wasmtime.ValType.i32()
+
+        def define(name: str, takes: int, gives: int, call: Callable[..., Any]) -> None:
+            kind = wasmtime.FuncType([number] * takes, [number] * gives)
+            linker.define_func("env", name, kind, call, access_caller=True)
+
+        define("host_get_timezone_offset", 2, 1, lambda caller, *time: 0)
+        define("host_interrupt", 0, 1, lambda caller: 0)
+        define("host_promise_rejection", 3, 0, self._rejection)
+        define("host_module_normalize", 2, 1, lambda caller, *names: 0)
+        define("host_module_load", 2, 1, lambda caller, *names: 0)
+        define("host_call", 5, 1, self._call)
+        return linker
+
+    def _call(
+        self, caller: Any, name: int, size: int, this: int, count: int, arguments: int
+    ) -> int:
+        """One of `_HOST_FUNCTIONS`: `random` without arguments, others with a number and a text."""
+        memory = caller["memory"]
+        which = bytes(memory.read(caller, name, name + size)).decode()
+        if which == "random":
+            seed: int = caller["qjs_new_number"](caller, float(int.from_bytes(os.urandom(6))))
+            return seed
+        first, second = struct.unpack("<II", memory.read(caller, arguments, arguments + 8))
+        value = int(caller["qjs_get_float64"](caller, first))
+        text = caller["qjs_get_string"](caller, second)
+        length = caller["strlen"](caller, text)
+        data = bytes(memory.read(caller, text, text + length))
+        caller["qjs_free_cstring"](caller, text)
+        if which == "write":
+            self._write(value, data)
+        else:
+            self._frame(value, data.decode("utf-8", "replace"))
+        undefined: int = caller["qjs_get_undefined"](caller)
+        return undefined
+
+    def _rejection(self, caller: Any, promise: int, reason: int, handled: int) -> None:
+        # A handle is new every time; the value that it points to is not.
+        which = bytes(caller["memory"].read(caller, promise, promise + 8))
+        if handled:
+            self.unhandled.pop(which, None)
+        else:
+            self.unhandled[which] = reason
+
+
+class Instance:
+    """One QuickJS, for one program. `parts` are the handles of what the prelude returned."""
+
+    def __init__(self, store: wasmtime.Store, exports: Any, parts: dict[str, int]) -> None:
+        self.store, self.parts = store, parts
+        self._exports = exports
+        self._memory = exports["memory"]
+
+    def _do(self, name: str, *arguments: int) -> int:
+        result: int = self._exports[name](self.store, *arguments)
+        return result
+
+    def put(self, text: str) -> tuple[int, int]:
+        """The address and the length of `text` in the guest's memory."""
+        data = text.encode("utf-8", "surrogatepass")
+        place = self._do("wasm_malloc", len(data) + 1) & 0xFFFF_FFFF
+        if not place:
+            raise MemoryError
+        self._memory.write(self.store, data + b"\0", place)
+        return place, len(data)
+
+    def string(self, text: str) -> int:
+        return self._do("qjs_new_string", *self.put(text))
+
+    def number(self, handle: int) -> float:
+        value: float = self._exports["qjs_get_float64"](self.store, handle)
+        return value
+
+    def evaluate(self, code: str, name: str, flags: int) -> int:
+        place, size = self.put(code)
+        return self._do("qjs_eval", place, size, self.put(name)[0], flags)
+
+    def call(self, part: str, *arguments: int) -> int:
+        """Call a function of the prelude's; Thrown if it, or what it called, threw."""
+        place = self._do("wasm_malloc", 4 * max(1, len(arguments))) & 0xFFFF_FFFF
+        self._memory.write(self.store, struct.pack(f"<{len(arguments)}i", *arguments), place)
+        undefined = self._do("qjs_get_undefined")
+        result = self._do("qjs_call", self.parts[part], undefined, len(arguments), place)
+        return self.checked(result)
+
+    def checked(self, handle: int) -> int:
+        if self._do("qjs_is_exception", handle):
+            raise Thrown(self._do("qjs_get_exception"))
+        return handle
+
+    def run_jobs(self) -> None:
+        while self._do("qjs_is_job_pending"):
+            self._do("qjs_execute_pending_job")
+
+    def settled(self, promise: int) -> int:
+        """What a promise came to, once nothing is left to wait for. A pending one: undefined."""
+        self.run_jobs()
+        while (wait := self.number(self.call("wait"))) >= 0:
+            end = time.monotonic() + wait / 1000
+            while (left := end - time.monotonic()) > 0:
+                time.sleep(min(left, _SLICE))
+                self._do("qjs_is_job_pending")  # notices that the run's time is up
+            self.call("fire")
+            self.run_jobs()
+        # A script resolves to an object that holds its value, which may be a promise of its own.
+        value = self._do("qjs_get_prop_string", self._outcome(promise), self.put("value")[0])
+        return self._outcome(value) if self._do("qjs_is_promise", value) else value
+
+    def _outcome(self, promise: int) -> int:
+        state = self._do("qjs_promise_state", promise)
+        if state == _PENDING:
+            return self._do("qjs_get_undefined")
+        result = self._do("qjs_promise_result", promise)
+        if state == _REJECTED:
+            raise Thrown(result)
+        return result
+
+
+class Thrown(Exception):
+    """A JavaScript exception; its argument is the handle of what was thrown."""
+
+
+def run(instance: Instance, host: Host, request: str, stdin: bytes) -> int:
+    """Run the program of `request` (see wasm/worker.py); its exit code."""
+    fields = json.loads(request)
+    begin = {
+        "args": fields["args"],
+        "env": fields["env"],
+        "context": fields["context"],
+        "stdin": stdin.decode("utf-8", "replace"),
+    }
+    host.unhandled.clear()
+    try:
+        instance.call("begin", instance.string(json.dumps(begin)))
+        flags = _ASYNC | _BARRIER
+        program = instance.checked(instance.evaluate(fields["code"], fields["filename"], flags))
+        value = instance.settled(program)
+        if host.unhandled:
+            raise Thrown(next(iter(host.unhandled.values())))
+        instance.call("succeed", value)
+    except Thrown as thrown:
+        return _failed(instance, thrown.args[0])
+    except MemoryError:
+        host._frame(0x83, '{"type":"InternalError","message":"out of memory","traceback":"",'
+                          '"memory":true}')  # fmt: skip
+        return 1
+    return 0
+
+
+def _failed(instance: Instance, thrown: int) -> int:
+    try:
+        instance.call("fail", thrown)
+    except (Thrown, MemoryError):
+        return 1  # what cannot be said about it stays unsaid
+    return 1
+
+
+def make_snapshot(engine: wasmtime.Engine, module: bytes) -> tuple[bytes, dict[str, int], int]:
+    """QuickJS with the prelude run, the handles of the prelude's functions, its memory's size."""
+    host = Host(lambda stream, data: None, lambda kind, text: None)
+    readable, numbers = wizer.with_exported_globals(module)
+    with wasmtime.Store(engine) as store:
+        store.set_wasi(wasmtime.WasiConfig())
+        store.set_epoch_deadline(1 << 40)
+        began = host.link(engine).instantiate(store, wasmtime.Module(engine, readable))
+        exports: Any = began.exports(store)
+        instance = Instance(store, exports, {})
+        exports["_initialize"](store)
+        if exports["qjs_init"](store) != 0:
+            raise RuntimeError("QuickJS does not start")
+        exports["qjs_set_max_stack_size"](store, _STACK)
+        exports["qjs_set_promise_rejection_handler"](store, 1)
+        functions = exports["qjs_new_object"](store)
+        for name in _HOST_FUNCTIONS:
+            place, size = instance.put(name)
+            made = exports["qjs_new_host_function"](store, place, size, 0)
+            exports["qjs_set_prop_string"](store, functions, place, made)
+        with open(_PRELUDE, encoding="utf-8") as file:
+            instance.parts["prelude"] = instance.checked(
+                instance.evaluate(file.read(), "belljar", 0)
+            )
+        returned = instance.call("prelude", functions)
+        parts = {
+            name: exports["qjs_get_prop_string"](store, returned, instance.put(name)[0])
+            for name in _PARTS
+        }
+        memory = bytes(exports["memory"].read(store, 0, exports["memory"].data_len(store)))
+        values = {number: exports[wizer.GLOBAL.format(number)].value(store) for number in numbers}
+    return wizer.snapshot(module, memory, values, _USED), parts, len(memory)

@@ -1,0 +1,333 @@
+"""The process that runs guests: one instance a run, one run at a time, until its parent ends it.
+
+Theory of operation
+
+    parent ──socket──> worker (this file), descriptor 3: one setup message, then one message a run
+           <──frames── what the guest says, passed on by us; after each run one DONE frame of ours
+           <──pipes─── the guest's stdout and stderr are our own 1 and 2, written by the engine
+
+The instance for the next run is made while nobody waits. It has everything but the program: the
+same directories, streams and limits serve all runs of a worker, and its parent gives a run to a
+worker only if they are what the run needs. If there is still nobody, it runs an empty program of
+ours: pages that are written to are copied then, and not when somebody waits. (Not where fuel is
+counted: every run must begin alike.) A run with input gets an instance of its own, because the
+engine opens the input when it makes one.
+
+Threads: guests run on one thread, with the large stack that CPython wants. The main thread is the
+clock: it raises the engine's epoch when a run's time is up. A guest in a blocking call of the
+host's does not see that; our parent kills us then. Nothing here is started after a guest has run.
+
+Nothing a guest does is trusted here: `send` passes on only frames that guests may send, and a DONE
+frame is made from what the engine says. Should a guest break out of the engine it is in this
+process, which holds nothing, in the jail that our parent put around it.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import select
+import socket
+import sys
+import threading
+import time
+
+import wasmtime
+from wasmtime import component
+
+from . import engine
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+CHANNEL = 3
+DONE = 0x10
+READY = 0x11
+_GUEST_KINDS = frozenset(range(0x81, 0x88))
+_MAX_FRAME = 32 << 20
+_NEVER = 1 << 40
+_TICK = 0.02
+_BUSY_MILLISECONDS = 2  # who is asked again within this time has no time to rehearse
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Left(Exception):
+    """The guest called `os._exit`."""
+
+
+class Clock:
+    """Raises the epoch at the deadline of the present run; runs on the main thread.
+
+    A running clock looks 50 times a second, so that a run costs it no message; an idle one sleeps.
+    """
+
+    def __init__(self, raise_epoch: Any) -> None:
+        self._raise = raise_epoch
+        self._deadline = 0.0
+        self._wake = threading.Event()
+        self._asleep = False
+
+    def start(self, seconds: float) -> None:
+        self._deadline = time.monotonic() + seconds
+        if self._asleep:
+            self._wake.set()
+
+    def stop(self) -> None:
+        self._deadline = 0.0
+
+    def run(self) -> NoReturn:
+        idle = 0
+        while True:
+            deadline, now = self._deadline, time.monotonic()
+            if deadline:
+                idle = 0
+                if now >= deadline:
+                    self._raise()
+                time.sleep(min(_TICK, deadline - now) if now < deadline else _TICK)
+            elif idle < 10:
+                idle += 1
+                time.sleep(_TICK)
+            else:
+                self._wake.clear()
+                self._asleep = True
+                if not self._deadline:  # else it was started in between
+                    self._wake.wait()
+                self._asleep = False
+                idle = 0
+
+
+class PythonGuests:
+    """Makes and runs instances of the Python component."""
+
+    def __init__(self, setup: dict[str, Any], made: wasmtime.Engine, send: Any) -> None:
+        self._component = component.Component.deserialize_file(made, setup["guest"])
+        self._linker = component.Linker(made)
+        self._linker.add_wasip2()
+        self._send = send
+        self._code = 0
+        with self._linker.root() as root:
+            root.add_func("send", lambda store, kind, payload: send(kind, payload))
+            root.add_func("leave", self._leave)
+        export = self._component.get_export_index("execute")
+        assert export is not None
+        self._export = export
+
+    def instantiate(self, store: wasmtime.Store) -> Any:
+        return self._linker.instantiate(store, self._component).get_func(store, self._export)
+
+    def rehearse(self, store: wasmtime.Store, function: Any) -> None:
+        function(store, "")
+
+    def run(self, store: wasmtime.Store, function: Any, order: dict[str, Any]) -> int:
+        try:
+            code: int = function(store, order["request"])
+        except Left:
+            return self._code
+        return code
+
+    def _leave(self, store: Any, code: int) -> None:
+        self._code = code
+        raise Left
+
+
+class JavaScriptGuests:
+    """Makes and runs instances of QuickJS."""
+
+    def __init__(self, setup: dict[str, Any], made: wasmtime.Engine, send: Any) -> None:
+        from . import javascript
+
+        self._library = javascript
+        self._host = javascript.Host(_write_stream, send)
+        module = wasmtime.Module.deserialize_file(made, setup["guest"])
+        self._before = self._host.link(made).instantiate_pre(module)
+        self._parts = dict(setup["parts"])
+
+    def instantiate(self, store: wasmtime.Store) -> Any:
+        exports = self._before.instantiate(store).exports(store)
+        return self._library.Instance(store, exports, self._parts)
+
+    def rehearse(self, store: wasmtime.Store, instance: Any) -> None:
+        return None
+
+    def run(self, store: wasmtime.Store, instance: Any, order: dict[str, Any]) -> int:
+        return self._library.run(instance, self._host, order["request"], order["stdin"])
+
+
+class Worker:
+    """Everything that is set up once."""
+
+    def __init__(self, setup: dict[str, Any], channel: socket.socket) -> None:
+        self._setup, self._channel = setup, channel
+        self._fuel: bool = setup["fuel"]
+        self._engine = engine.make(self._fuel)
+        kind = JavaScriptGuests if setup["language"] == "javascript" else PythonGuests
+        self._guests = kind(setup, self._engine, self._send)
+        self._stdin = os.memfd_create("stdin")
+        self.clock = Clock(self._engine.increment_epoch)
+        self._resident = 0
+        self._park()
+
+    def serve(self) -> NoReturn:
+        self._frame(READY, marshal.dumps({"cpu": time.process_time()}))
+        arrived = select.poll()
+        arrived.register(self._channel.fileno(), select.POLLIN)
+        while True:
+            if not self._fuel and not arrived.poll(_BUSY_MILLISECONDS):
+                self._guests.rehearse(*self._parked)
+            order = _receive(self._channel)
+            if order is None:
+                os._exit(0)
+            self._run(order)
+
+    def _instantiate(self, stdin: bytes) -> tuple[wasmtime.Store, Any]:
+        wasi = wasmtime.WasiConfig()
+        wasi.inherit_stdout()
+        wasi.inherit_stderr()
+        if stdin:
+            os.ftruncate(self._stdin, 0)
+            os.lseek(self._stdin, 0, os.SEEK_SET)
+            view = memoryview(stdin)
+            while view:
+                view = view[os.write(self._stdin, view) :]
+            wasi.stdin_file = f"/proc/self/fd/{self._stdin}"
+        for path, shown, mutable in self._setup["preopens"]:
+            wasi.preopen_dir(path, shown, mutable)
+        store = wasmtime.Store(self._engine)
+        store.set_wasi(wasi)
+        if self._setup["memory"]:
+            store.set_limits(memory_size=self._setup["memory"])
+        store.set_epoch_deadline(_NEVER)
+        if self._fuel:
+            store.set_fuel(1 << 62)
+        return store, self._guests.instantiate(store)
+
+    def _park(self) -> None:
+        """Make the next instance; what it takes from here on is its own."""
+        self._resident = _resident()
+        self._parked = self._instantiate(b"")
+
+    def _run(self, order: dict[str, Any]) -> None:
+        for name, data, stamp in order["files"]:
+            _write(name, data, stamp)
+        stdin = order["stdin"]
+        store, guest = self._instantiate(stdin) if stdin else self._parked
+        began = time.process_time()
+        fuel = order["fuel"] if self._fuel else 0
+        if self._fuel:
+            store.set_fuel(fuel)
+        if order["epoch"]:
+            store.set_epoch_deadline(1)
+            self.clock.start(order["seconds"])
+        ending = self._call(store, guest, order)
+        self.clock.stop()
+        used = max(0, _resident() - self._resident)
+        left = store.get_fuel() if self._fuel else 0
+        report = {
+            **ending,
+            "cpu": time.process_time() - began,
+            "total_cpu": time.process_time(),
+            "memory": used,
+            "fuel": fuel - left if self._fuel else None,
+        }
+        self._frame(DONE, marshal.dumps(report))
+        store.close()
+        if stdin:
+            os.ftruncate(self._stdin, 0)
+        else:
+            self._park()
+
+    def _call(self, store: wasmtime.Store, guest: Any, order: dict[str, Any]) -> dict[str, Any]:
+        """How it ended: a code, or the engine's words for why it did not end by itself."""
+        try:
+            return {"code": self._guests.run(store, guest, order) & 0xFF, "trap": ""}
+        except wasmtime.ExitTrap as ending:
+            return {"code": ending.code & 0xFF, "trap": ""}
+        except (wasmtime.Trap, wasmtime.WasmtimeError) as error:
+            words = str(error).strip().splitlines()
+            return {"code": 134, "trap": words[-1].strip() if words else "unknown"}
+
+    def _send(self, kind: int, payload: str) -> None:
+        data = payload.encode("utf-8")
+        if kind in _GUEST_KINDS and len(data) <= _MAX_FRAME:
+            self._frame(kind, data)
+
+    def _frame(self, kind: int, payload: bytes) -> None:
+        try:
+            self._channel.sendall(bytes((kind,)) + len(payload).to_bytes(4, "big") + payload)
+        except OSError:
+            os._exit(0)  # nobody listens any more
+
+
+def _write_stream(number: int, data: bytes) -> None:
+    """A JavaScript program's output; its other numbers are nobody's."""
+    if number in (1, 2):
+        view = memoryview(data)
+        while view:
+            view = view[os.write(number, view) :]
+
+
+def _write(name: str, data: bytes, stamp: int) -> None:
+    if "/" in name:
+        os.makedirs(os.path.dirname(name), exist_ok=True)
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+        os.utime(fd, ns=(stamp, stamp))
+    finally:
+        os.close(fd)
+
+
+def _receive(channel: socket.socket) -> dict[str, Any] | None:
+    """The parent's next message, of the same interpreter's marshal; None when it has gone."""
+    head = _exactly(channel, 4)
+    body = _exactly(channel, int.from_bytes(head, "big")) if head else b""
+    if not body:
+        return None
+    message: dict[str, Any] = marshal.loads(body)
+    return message
+
+
+def _exactly(channel: socket.socket, size: int) -> bytes:
+    piece = channel.recv(size)
+    if len(piece) == size:
+        return piece
+    pieces = bytearray(piece)
+    while piece and len(pieces) < size:
+        piece = channel.recv(min(size - len(pieces), 1 << 20))
+        pieces += piece
+    return bytes(pieces) if len(pieces) == size else b""
+
+
+def _resident() -> int:
+    """Memory never shrinks in WebAssembly: what is resident at the end was the most."""
+    fd = os.open("/proc/self/statm", os.O_RDONLY)
+    try:
+        return int(os.read(fd, 100).split()[1]) * _PAGE
+    finally:
+        os.close(fd)
+
+
+def main() -> None:
+    """Serve until the parent closes the channel, or ends this process."""
+    channel = socket.socket(fileno=CHANNEL)
+    setup = _receive(channel)
+    if setup is None:
+        return
+    if setup["directory"]:
+        os.chdir(setup["directory"])
+    worker = Worker(setup, channel)
+    threading.stack_size(engine.THREAD_STACK)
+    threading.Thread(target=_serve, args=(worker,), daemon=True).start()
+    worker.clock.run()
+
+
+def _serve(worker: Worker) -> None:
+    try:
+        worker.serve()
+    except BaseException as error:  # noqa: BLE001 - whatever it is: without this thread we are of no use
+        sys.stderr.write(f"belljar: the wasm worker failed: {type(error).__name__}: {error}\n")
+        sys.stderr.flush()
+        os._exit(70)
