@@ -11,12 +11,13 @@ from pathlib import Path
 
 import container_engines
 import pytest
-from container_engines import DockerEngine, Engine, PodmanEngine, PrivateEngine
+from container_engines import TOGETHER, DockerEngine, Engine, PodmanEngine, PrivateEngine
 
 from belljar.images import archive, store
 from belljar.images.libraries import add_libraries
 from belljar.images.tree import Tree
 
+pytestmark = TOGETHER
 SMALL = "belljar-test/small:1"
 
 

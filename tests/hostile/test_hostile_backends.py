@@ -45,6 +45,8 @@ def batches() -> list[object]:
         mine = [c for c in cases if claimed(c, klass) and missing_surface(c) is None]
         for group in dict.fromkeys(case.group for case in mine):
             marks = [] if group in ALWAYS.get(name, (group,)) else [pytest.mark.soak]
+            if name in container_backends.KINDS:
+                marks.append(container_engines.TOGETHER)
             found.append(pytest.param(name, group, marks=marks))
     return found
 
