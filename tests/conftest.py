@@ -42,6 +42,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="a long repetition: --soak runs it"))
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """pytest-xdist tells groups by the ends of names; without them it would not keep to them."""
+    if getattr(session.config.option, "loadgroup", False):
+        for item in session.items:
+            if item.get_closest_marker("xdist_group") and "@" not in item.nodeid:
+                pytest.exit("this pytest-xdist forms no groups with this pytest: run without -n", 4)
+
+
 def _shares_a_module_fixture(item: pytest.Item) -> bool:
     """Such a test stays with the others of its file: what they share is made only once."""
     assert isinstance(item, pytest.Function)
