@@ -10,7 +10,12 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 import container_engines
+import hypothesis
 import pytest
+
+# How long an example takes says more about this machine's other work than about the example.
+hypothesis.settings.register_profile("without deadlines", deadline=None)
+hypothesis.settings.load_profile("without deadlines")
 
 _CONFORMANCE = "test_conformance.py"
 

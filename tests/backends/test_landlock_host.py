@@ -71,7 +71,7 @@ def ask(python: str, source: Path, script: Path, before: list[str]) -> dict[str,
         [*before, python, "-B", str(script), *questions],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
         env={"PYTHONPATH": str(source), "PATH": os.environ.get("PATH", "")},
         cwd="/",
     )
