@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -27,6 +28,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """A process that runs a share of the tests has its own TMPDIR: leftovers are looked for there,
     and those of its neighbours are none."""
+    # Tests press Ctrl-C, also where whoever started them ignores it, as a shell's background does.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):
         return
     own = Path(tempfile.mkdtemp(prefix="bj-"))

@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 from real_command import COMMAND, Process, environment
 
+from belljar.backends.base import Cancel
+from belljar.cli import running
+
 DEADLINE = 100  # seconds, for what takes a moment on an idle machine
 FOREVER = "import sys, time\nprint('up', flush=True)\nwhile True: time.sleep(1)"
 
@@ -199,6 +202,21 @@ def test_two_signals_at_once_still_end_cleanly(cli: Process) -> None:
     assert process.returncode in (130, 143)
     assert b"Traceback" not in err
     assert not [pid for pid in survivors if alive(pid)]
+
+
+def test_a_signal_ends_a_wait_that_had_not_begun_when_it_came() -> None:
+    class Unset(Cancel):
+        """As long as Python has not come to the signal's handler, nobody has set it."""
+
+        def set(self) -> None:
+            return
+
+    with Unset() as cancel:
+        with running._signals_cancel(cancel) as received:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert select.select([cancel.fileno()], [], [], DEADLINE)[0]
+        assert received == [signal.SIGTERM]
+        assert signal.set_wakeup_fd(-1) == -1
 
 
 def descendants(pid: int) -> list[int]:

@@ -68,7 +68,6 @@ class Cancel:
 
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe()
-        os.set_blocking(self._writer, False)
         self._lock = threading.Lock()
         self._open = True
         self._event = threading.Event()
@@ -76,10 +75,10 @@ class Cancel:
     def fileno(self) -> int:
         return self._reader
 
-    @property
     def waker(self) -> int:
         """A descriptor for `signal.set_wakeup_fd`: a signal whose handler calls `set` then ends the
         wait of a poll loop, even if it comes just before the loop begins to wait."""
+        os.set_blocking(self._writer, False)  # as a signal's handler needs it
         return self._writer
 
     def set(self) -> None:

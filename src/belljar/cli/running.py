@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import select
 import signal
 import sys
 import threading
@@ -144,7 +145,9 @@ def _signals_cancel(cancel: Cancel) -> Iterator[list[int]]:
         yield received
         return
     before = {number: signal.signal(number, handle) for number in _SIGNALS}
-    woken = signal.set_wakeup_fd(cancel.waker, warn_on_full_buffer=False)
+    # Without a poll loop there is nothing to wake, as on Windows.
+    waker = cancel.waker() if hasattr(select, "poll") else -1
+    woken = signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
     try:
         yield received
     finally:
