@@ -50,7 +50,7 @@ def test_a_loop_ends_at_its_timeout_with_124(cli: Process) -> None:
     began = time.monotonic()
     done = cli("run", "-c", "while True: pass", "--timeout", "1")
     assert done.returncode == 124
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     assert b"timeout" in done.stderr
     assert b"--timeout 2s" in done.stderr
 

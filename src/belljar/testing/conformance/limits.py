@@ -36,7 +36,7 @@ try:
 finally:
     print(children, flush=True)
 """
-GENEROUS = 15.0  # seconds by which a kill has to be over, on any machine
+GENEROUS = 30.0  # seconds by which a kill has to be over, on any machine
 
 
 class Limits(Backed):
