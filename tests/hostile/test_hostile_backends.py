@@ -22,6 +22,9 @@ ALWAYS = {
     "gvisor": ("filesystem", "disk"),
 }
 
+# These ask how much memory or disk the whole host has in use: not two of them at the same time.
+MEASURE_THE_HOST = ("memory", "disk", "output")
+
 
 def present() -> list[str]:
     found = []
@@ -47,6 +50,8 @@ def batches() -> list[object]:
             marks = [] if group in ALWAYS.get(name, (group,)) else [pytest.mark.soak]
             if name in container_backends.KINDS:
                 marks.append(container_engines.TOGETHER)
+            elif group in MEASURE_THE_HOST:
+                marks.append(pytest.mark.xdist_group("measure the host"))
             found.append(pytest.param(name, group, marks=marks))
     return found
 
