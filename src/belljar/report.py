@@ -189,6 +189,14 @@ def _text(fields: Mapping[str, Any], name: str, size: int) -> str:
 
 def run_frame(request: Request, filename: str = "main.py") -> bytes:
     """The RUN frame that hands `request` to a worker; RequestError names what cannot be sent."""
+    payload = protocol.dumps(run_fields(request, filename))
+    if len(payload) > protocol.MAX_HOST_FRAME:
+        raise RequestError("context", "is larger than a frame can be")
+    return protocol.encode(protocol.RUN, payload)
+
+
+def run_fields(request: Request, filename: str) -> dict[str, Any]:
+    """What a RUN frame says, in plain values; RequestError names what cannot be sent."""
     context = {}
     for name, value in request.context.items():
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
@@ -207,7 +215,4 @@ def run_frame(request: Request, filename: str = "main.py") -> bytes:
             protocol.dumps(content)
         except ValueError:
             raise RequestError(field, "contains half of a surrogate pair") from None
-    payload = protocol.dumps({**fields, "filename": filename, "context": context})
-    if len(payload) > protocol.MAX_HOST_FRAME:
-        raise RequestError("context", "is larger than a frame can be")
-    return protocol.encode(protocol.RUN, payload)
+    return {**fields, "filename": filename, "context": context}

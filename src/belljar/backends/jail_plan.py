@@ -34,6 +34,15 @@ LAYERS = (
 )  # fmt: skip
 
 GUEST_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# What a guest's environment is, unless a request says otherwise.
+GUEST_ENV = {
+    "PATH": GUEST_PATH,
+    "HOME": root.WORK,
+    "TMPDIR": "/tmp",
+    "LANG": "C.UTF-8",
+    "USER": "user",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
 GUEST_DIR = "/.belljar"
 # What programs read to start at all.
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
@@ -127,6 +136,7 @@ class Shape:
             "rlimits": self.rlimits,
             "watch": {"every": every, "memory": memory, "cpu": cpu} if self.watch else None,
             "waiting": self.waiting,
+            "env": GUEST_ENV,
         }
 
 
