@@ -12,13 +12,13 @@ from __future__ import annotations
 import json.decoder  # noqa: F401
 import keyword
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from .errors import RequestError
 from .guest import protocol, values
 from .guest.displays import MAX_DISPLAYS, is_mime
 from .guest.failures import MAX_MESSAGE, MAX_TRACEBACK, cut
+from .records import record
 from .types import Display, GuestError, Request
 
 # Everything that one run may report: a value, an error and all displays together.
@@ -26,7 +26,7 @@ MAX_REPORT = 64 << 20
 MAX_CONTEXT = 256 << 20
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Hint:
     """What the exception says the program ran out of: the guest's word, not a measurement."""
 
