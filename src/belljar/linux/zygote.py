@@ -52,7 +52,10 @@ _ALL = (
 def main(control: int) -> None:
     """Become the zygote that the first message on `control` describes; serve until it closes."""
     sock = _socket.socket(fileno=control)
-    spec: dict[str, Any] = marshal.loads(sock.recv(slot.MESSAGE))
+    message = sock.recv(slot.MESSAGE)
+    if not message:
+        os._exit(0)  # started ahead, and not needed
+    spec: dict[str, Any] = marshal.loads(message)
     try:
         _enter(spec, sock)
         settled = _settle(spec)
