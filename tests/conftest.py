@@ -32,7 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):
         return
-    own = Path(tempfile.mkdtemp(prefix="bj-"))
+    own = Path(tempfile.mkdtemp(prefix=""))  # short: names of sockets are made of it
     own.chmod(0o1777)  # tests that run as somebody else use it, too
     os.environ["TMPDIR"] = tempfile.tempdir = str(own)
     config.add_cleanup(lambda: shutil.rmtree(own, ignore_errors=True))

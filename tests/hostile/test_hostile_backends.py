@@ -24,6 +24,7 @@ ALWAYS = {
 
 # These ask how much memory or disk the whole host has in use: not two of them at the same time.
 MEASURE_THE_HOST = ("memory", "disk", "output")
+_AGAIN = 3
 
 
 def present() -> list[str]:
@@ -56,6 +57,15 @@ def batches() -> list[object]:
     return found
 
 
+def _measured_on_the_host(card: hostile.Card) -> tuple[str, ...]:
+    """The cases that failed, if each did only for what the whole host had in use."""
+    failed = card.of(Verdict.BREACHED)
+    reasons = [reason for outcome in failed for reason in outcome.reasons]
+    only = all(reason.startswith(("host_mem_", "host_disk_")) for reason in reasons)
+    only = only and not card.of(Verdict.ERROR)
+    return tuple(outcome.case.id for outcome in failed) if only else ()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("backend", "group"), batches())
@@ -69,6 +79,11 @@ def test_every_claimed_case_is_held(
         monkeypatch.setenv("DOCKER_HOST", session.host)
     card = hostile.examine(backend, suite=SUITE, groups=(group,), claimed_only=True)
     assert card.of(Verdict.HELD)
+    for _ in range(_AGAIN):
+        # What a neighbour of ours took is not there again; what the guest took is.
+        if not (again := _measured_on_the_host(card)):
+            break
+        card = hostile.examine(backend, suite=SUITE, ids=again, claimed_only=True)
     assert not card.failed, card.text()
 
 
