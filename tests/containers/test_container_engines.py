@@ -51,8 +51,8 @@ def outside(engine: PrivateEngine) -> dict[str, object]:
 @pytest.fixture
 def directory() -> Iterator[Path]:
     """A short name: an engine has sockets below it."""
-    with tempfile.TemporaryDirectory(prefix="belljar-") as made:
-        yield Path(made) / "engine"
+    with tempfile.TemporaryDirectory(prefix="bj-") as made:
+        yield Path(made) / "e"
 
 
 def load_small_image(engine: Engine) -> None:
