@@ -64,6 +64,7 @@ def lent(name: str) -> type[DockerBackend]:
     return Lent
 
 
+@container_engines.TOGETHER
 class InContainers:
     """What the suite's parts need to run on a backend of `KINDS`, on one of the session's engines.
 

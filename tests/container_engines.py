@@ -24,10 +24,15 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+import pytest
+
 from belljar.docker_api import Api
 from belljar.errors import BelljarError
 from belljar.images import build, names, store
 
+# The tests with engines run in one process, one after the other: each engine is started once, and
+# some tests look at all that engines leave on a host.
+TOGETHER = pytest.mark.xdist_group("engines")
 START, STOP = 60, 30  # seconds; generous: an idle machine needs less than one
 _CGROUPS = Path("/sys/fs/cgroup")
 

@@ -162,7 +162,7 @@ def test_a_link_that_takes_a_files_place_after_the_look_is_not_opened(
         os.close(parent)
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(60)
 def test_fifos_sockets_and_devices_are_passed_over(work: Path) -> None:
     os.mkfifo(work / "fifo.txt")
     with socket.socket(socket.AF_UNIX) as listener:

@@ -12,7 +12,18 @@ from belljar.backends import registry
 from belljar.backends.base import Backend
 from belljar.backends.subprocess import SubprocessBackend
 from belljar.linux import probe
-from belljar.testing.conformance import BackendConformance
+from belljar.testing.conformance import (
+    BackendConformance,
+    Files,
+    Kills,
+    Limits,
+    Policies,
+    Programs,
+    Reach,
+    Results,
+    Runs,
+    Values,
+)
 
 
 def suite_for(name: str) -> type[Any]:
@@ -77,16 +88,40 @@ if not container_backends.why_not("docker", "podman"):
 NO_NAMESPACES = {"userns": False, "userns_problem": "test"}
 
 
-@pytest.mark.slow
-class TestSubprocessWithoutNamespaces(BackendConformance):
+class WithoutNamespaces:
     def make_backend(self) -> Backend:
         return without(**NO_NAMESPACES)()
 
 
-@pytest.mark.slow
-class TestSubprocessWithoutCgroups(BackendConformance):
+class WithoutCgroups:
     def make_backend(self) -> Backend:
         return without(cgroup=None)()
+
+
+# What lacks one of the two runs the parts that are about the sandbox itself, and the others as a
+# soak: they are run with both and with neither.
+@pytest.mark.slow
+class TestSubprocessWithoutNamespaces(WithoutNamespaces, Limits, Reach, Kills):
+    pass
+
+
+@pytest.mark.slow
+class TestSubprocessWithoutCgroups(WithoutCgroups, Limits, Reach, Kills):
+    pass
+
+
+@pytest.mark.soak
+class TestSubprocessWithoutNamespacesRest(
+    WithoutNamespaces, Results, Values, Programs, Files, Runs, Policies
+):
+    pass
+
+
+@pytest.mark.soak
+class TestSubprocessWithoutCgroupsRest(
+    WithoutCgroups, Results, Values, Programs, Files, Runs, Policies
+):
+    pass
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 # Ids that no account has.
-NOBODY = 64996
+NOBODY = 63997
 
 
 def call(function: Callable[[], Any]) -> Any:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from container_engines import TOGETHER
 from container_engines import Engine as ContainerEngine
 
 from belljar.backends.base import Cancel
@@ -32,7 +33,7 @@ from belljar.events import Event, Output
 from belljar.images import names
 from belljar.types import Mount, Request, Result, Status
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, TOGETHER]
 
 
 class Bench:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from container_engines import CannotHave, DockerEngine, kill_those_naming
+from container_engines import TOGETHER, CannotHave, DockerEngine, kill_those_naming
 from container_engines import Engine as ContainerEngine
 from test_docker import Bench
 
@@ -20,6 +20,8 @@ from belljar.backends.docker import DockerBackend
 from belljar.backends.gvisor import GvisorBackend
 from belljar.errors import BackendFailed, BackendUnavailable, BelljarError
 from belljar.events import Event, Output
+
+pytestmark = TOGETHER
 
 
 def unavailable(host: str) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from container_engines import TOGETHER
 from container_engines import Engine as ContainerEngine
 from test_docker import Bench, host_process
 
@@ -18,7 +19,7 @@ from belljar.backends.docker_plan import Shape
 from belljar.errors import BackendFailed
 from belljar.types import Status
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, TOGETHER]
 PATIENCE = 60.0
 
 

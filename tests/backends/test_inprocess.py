@@ -25,7 +25,7 @@ from belljar.events import Event, Output
 from belljar.resolve import POLICY_KEYS, resolve
 from belljar.types import Mount, Request, Result, Status
 
-GENEROUS = 20.0
+GENEROUS = 30.0
 
 
 def run(

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def answers() -> Iterator[dict[str, Any]]:
-    with answers_of("jail") as answers:
+    with answers_of("jail", user=63990) as answers:
         yield answers
 
 

@@ -245,13 +245,13 @@ def test_an_interrupt_of_its_own_ends_it_by_that_signal(warm: Jar) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_guests_of_another_user_own_their_files() -> None:
-    jar = Jar(user="64998:64998")
+    jar = Jar(user="63991:63991")
     found = jar.backend.probe()
     try:
         if not found.available:
             assert "cannot reach" in found.reason
             pytest.skip(found.reason)
         code = "import os; open('x', 'w').close(); (os.getuid(), os.stat('x').st_uid)"
-        assert jar.run(code).value == (64998, 64998)
+        assert jar.run(code).value == (63991, 63991)
     finally:
         jar.engine.close()

@@ -43,6 +43,7 @@ import sys, json
 platform, source, blocked, names, skipped, neutral = json.loads(sys.argv[1])
 import argparse, asyncio, ctypes, importlib, multiprocessing, pkgutil, platform as _, select, shutil
 import socket, subprocess, tempfile, threading, tomllib, importlib.metadata, inspect, fnmatch
+import urllib.request
 for name in blocked:
     sys.modules[name] = None
 for module, gone in names.items():
@@ -73,8 +74,12 @@ told = {"failures": failures, "seen": seen, "backend": type(backend).__name__}
 told["available"] = backend.probe().available
 print(json.dumps(told))
 """
-# Linux's own half, the suites for testers, and the file whose import runs the program.
-SKIPPED = ("belljar.linux", "belljar.testing", "belljar.__main__")
+# Linux's own half, the suites for testers, and the file whose import runs the program; the agent,
+# which runs in Linux containers; what is inside of WebAssembly, or loads a platform's own engine.
+SKIPPED = (
+    "belljar.linux", "belljar.testing", "belljar.__main__", "belljar.guest.agent",
+    "belljar.wasm.inside", "belljar.wasm.javascript", "belljar.wasm.worker",
+)  # fmt: skip
 # Of the backends those that are for every platform; another one is imported only when it is named.
 NEUTRAL = tuple(
     f"belljar.backends.{name}" for name in ("base", "inprocess", "portable", "registry", "verdict")

@@ -23,7 +23,7 @@ from belljar.wasm import engine as wasm_engine
 
 _FOUND = WasmBackend().probe()
 pytestmark = pytest.mark.skipif(not _FOUND.available, reason=_FOUND.reason)
-GENEROUS = 20.0  # seconds by which a kill has to be over, on any machine
+GENEROUS = 30.0  # seconds by which a kill has to be over, on any machine
 
 
 class Jar:

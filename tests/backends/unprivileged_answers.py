@@ -21,7 +21,7 @@ import pytest
 
 import belljar
 
-NOBODY = 64997  # an id that no account has
+NOBODY = 63992  # an id that no account and no other test has
 SYSTEM_PYTHON = "/usr/bin/python3"
 PROGRAM = """
 import json, os, sys
@@ -110,7 +110,7 @@ def answers_of(backend: str, user: int = NOBODY) -> Iterator[dict[str, Any]]:
             [*before, python, "-I", "-B", "-c", PROGRAM, str(package.parent), directory, backend],
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=280,
             env={},
             cwd="/",
         )

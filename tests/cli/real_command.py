@@ -40,7 +40,7 @@ class Process:
             capture_output=True,
             env=environment(**extra),
             cwd=self.directory,
-            timeout=60,
+            timeout=100,
         )
 
     def start(self, *words: str) -> subprocess.Popen[bytes]:
@@ -81,7 +81,7 @@ class Terminal:
         os.close(slave)
         self.shown = b""
 
-    def read_until(self, part: bytes, seconds: float = 30) -> None:
+    def read_until(self, part: bytes, seconds: float = 100) -> None:
         deadline = time.monotonic() + seconds
         while part not in self.shown:
             assert self._read(deadline - time.monotonic()), f"{part!r} not in {self.shown!r}"
@@ -89,7 +89,7 @@ class Terminal:
     def press(self, keys: bytes) -> None:
         os.write(self._master, keys)
 
-    def end(self, seconds: float = 30) -> int:
+    def end(self, seconds: float = 100) -> int:
         """Everything shown until the process is gone, and its exit code."""
         deadline = time.monotonic() + seconds
         while self._read(deadline - time.monotonic()):

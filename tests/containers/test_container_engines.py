@@ -11,31 +11,35 @@ from pathlib import Path
 
 import container_engines
 import pytest
-from container_engines import DockerEngine, Engine, PodmanEngine, PrivateEngine
+from container_engines import TOGETHER, DockerEngine, Engine, PodmanEngine, PrivateEngine
 
 from belljar.images import archive, store
 from belljar.images.libraries import add_libraries
 from belljar.images.tree import Tree
 
+pytestmark = TOGETHER
 SMALL = "belljar-test/small:1"
 
 
-def lines_of(command: list[str]) -> list[str]:
-    return sorted(subprocess.run(command, capture_output=True, text=True).stdout.splitlines())
+def firewall() -> list[str]:
+    """The rules, without the times and the counts of packets among them."""
+    told = subprocess.run(["iptables-save"], capture_output=True, text=True).stdout
+    rules = [line.partition(" [")[0] for line in told.splitlines() if not line.startswith("#")]
+    return sorted(rules)
 
 
-def outside(directory: Path) -> dict[str, object]:
+def outside(engine: PrivateEngine) -> dict[str, object]:
     """What an engine might leave on a host: mounts, interfaces, routes, rules, settings, groups."""
     mounts = Path("/proc/self/mounts").read_text().splitlines()
     return {
-        "mounts": [line for line in mounts if str(directory) in line],
+        "mounts": [line for line in mounts if str(engine.directory) in line],
         "interfaces": sorted(os.listdir("/sys/class/net")),
         "routes": Path("/proc/net/route").read_text(),
         "forwarding": Path("/proc/sys/net/ipv4/ip_forward").read_text(),
-        "rules": lines_of(["iptables-save"]),
+        "rules": firewall(),
         "groups": sorted(
             str(path)
-            for pattern in ("belljar-tests-*", "*/belljar-tests-*", "*/docker", "*/libpod_parent")
+            for pattern in (engine.cgroup, f"*/{engine.cgroup}", "*/docker", "*/libpod_parent")
             for path in Path("/sys/fs/cgroup").glob(pattern)
         ),
         "run": sorted(name for name in os.listdir("/run") if "docker" in name or "cont" in name),
@@ -47,8 +51,8 @@ def outside(directory: Path) -> dict[str, object]:
 @pytest.fixture
 def directory() -> Iterator[Path]:
     """A short name: an engine has sockets below it."""
-    with tempfile.TemporaryDirectory(prefix="belljar-") as made:
-        yield Path(made) / "engine"
+    with tempfile.TemporaryDirectory(prefix="bj-") as made:
+        yield Path(made) / "e"
 
 
 def load_small_image(engine: Engine) -> None:
@@ -86,8 +90,9 @@ def test_an_engine_runs_containers_and_leaves_nothing(
 ) -> None:
     if reason := container_engines.why_not(kind.name):
         pytest.skip(reason)
-    before = outside(directory)
-    with kind(directory) as engine:
+    private = kind(directory)
+    before = outside(private)
+    with private as engine:
         load_small_image(engine)
         ended = engine.api.json("POST", f"/containers/{start(engine, 'exit 7')}/wait")
         assert ended["StatusCode"] == 7
@@ -95,14 +100,15 @@ def test_an_engine_runs_containers_and_leaves_nothing(
         assert container_engines.processes_naming(directory)
     assert container_engines.processes_naming(directory) == []
     assert not directory.exists()
-    assert outside(directory) == before
+    assert outside(private) == before
 
 
 def test_an_engine_that_was_killed_leaves_nothing_either(directory: Path) -> None:
     if reason := container_engines.why_not("docker"):
         pytest.skip(reason)
-    before = outside(directory)
-    with DockerEngine(directory) as engine:
+    private = DockerEngine(directory)
+    before = outside(private)
+    with private as engine:
         load_small_image(engine)
         inside = engine.api.json("GET", f"/containers/{start(engine, 'read forever')}/json")
         assert container_engines.is_alive(inside["State"]["Pid"])
@@ -111,7 +117,7 @@ def test_an_engine_that_was_killed_leaves_nothing_either(directory: Path) -> Non
         engine.process.wait()
     assert container_engines.processes_naming(directory) == []
     assert not container_engines.is_alive(inside["State"]["Pid"])
-    assert outside(directory) == before
+    assert outside(private) == before
 
 
 def test_a_missing_program_is_a_reason_and_not_a_failure(

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from container_engines import Engine
+from container_engines import TOGETHER, Engine
 
 import belljar
 from belljar.images import names
 
+pytestmark = TOGETHER
 SOURCE = str(Path(belljar.__file__).parent.parent)
 USERS = pytest.mark.parametrize("user", ["0:0", "1000:1000"], ids=["root", "ordinary"])
 

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(
     not JailBackend().probe().available, reason=JailBackend().probe().reason or "no jail"
 )
 
-NOBODY = 64994
+NOBODY = 63996
 FLAGS = ("--json", "--backend", "jail", "--claimed-only")
 SYSTEM_PYTHON = "/usr/bin/python3"
 

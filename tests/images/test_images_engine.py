@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from container_engines import Engine
+from container_engines import TOGETHER, Engine
 
 from belljar import __version__, cli
 from belljar.errors import BelljarError
 from belljar.images import build, names, store
 
+pytestmark = TOGETHER
 ENGINES = ["docker_engine", "podman_engine"]
 
 

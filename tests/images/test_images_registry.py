@@ -9,12 +9,13 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from container_engines import Engine
+from container_engines import TOGETHER, Engine
 
 from belljar import cli
 from belljar.errors import BelljarError
 from belljar.images import build, names, store
 
+pytestmark = TOGETHER
 DEADLINE = 60
 
 

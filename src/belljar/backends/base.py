@@ -17,6 +17,7 @@ Third parties publish a backend through the entry-point group `belljar.backends`
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Mapping
@@ -74,11 +75,18 @@ class Cancel:
     def fileno(self) -> int:
         return self._reader
 
+    def waker(self) -> int:
+        """A descriptor for `signal.set_wakeup_fd`: a signal whose handler calls `set` then ends the
+        wait of a poll loop, even if it comes just before the loop begins to wait."""
+        os.set_blocking(self._writer, False)  # as a signal's handler needs it
+        return self._writer
+
     def set(self) -> None:
         with self._lock:
             if self._open and not self._event.is_set():
                 self._event.set()
-                os.write(self._writer, b"x")
+                with contextlib.suppress(BlockingIOError):  # full of signals: that wakes as well
+                    os.write(self._writer, b"x")
 
     def is_set(self) -> bool:
         return self._event.is_set()

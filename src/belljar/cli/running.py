@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import select
 import signal
 import sys
 import threading
@@ -29,6 +30,7 @@ _SIGNALS = tuple(
     for name in ("SIGINT", "SIGTERM", "SIGHUP")
     if (number := getattr(signal, name, None)) is not None
 )
+_STALLED_SECONDS = 5.0  # how long a reader may take for the rest, once we were asked to end
 
 
 def open_engine(args: argparse.Namespace, **overrides: Any) -> Engine:
@@ -53,6 +55,7 @@ def execute(args: argparse.Namespace, build: Callable[[Settings], Request]) -> i
 
         with Cancel() as cancel:
             output = GuestOutput(raw=args.raw, on_broken=cancel.set)
+            received: list[int] = []
             try:
                 with _signals_cancel(cancel) as received:
                     result = engine.run(
@@ -60,7 +63,7 @@ def execute(args: argparse.Namespace, build: Callable[[Settings], Request]) -> i
                     )
             finally:
                 # Also after a failure of ours: what the guest said until then is worth having.
-                output.finish()
+                output.finish(patience=_STALLED_SECONDS if received else None)
         if output.failure is not None:
             return _output_failed(output.failure)
 
@@ -142,9 +145,13 @@ def _signals_cancel(cancel: Cancel) -> Iterator[list[int]]:
         yield received
         return
     before = {number: signal.signal(number, handle) for number in _SIGNALS}
+    # Without a poll loop there is nothing to wake, as on Windows.
+    waker = cancel.waker() if hasattr(select, "poll") else -1
+    woken = signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
     try:
         yield received
     finally:
+        signal.set_wakeup_fd(woken)
         for number, handler in before.items():
             signal.signal(number, handler)
 

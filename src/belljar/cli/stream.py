@@ -40,13 +40,14 @@ class GuestOutput:
         if isinstance(event, Output):
             self._put(event.stream, event.data, final=False)
 
-    def finish(self) -> None:
-        """Flush what a filter held back and wait until everything is written."""
+    def finish(self, patience: float | None = None) -> None:
+        """Flush what a filter held back and wait until everything is written; at most `patience`
+        seconds, if its reader may have stalled."""
         for stream in self._filters:
             self._put(stream, b"", final=True)
         if self._thread is not None:
             self._queue.put(None)
-            self._thread.join()
+            self._thread.join(patience)
 
     @property
     def mid_line(self) -> bool:

@@ -8,7 +8,6 @@ other; a file appears whole or not at all.
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import json
 import os
@@ -130,6 +129,8 @@ def find(guest: str, *, fuel: bool, installed: Library) -> Compiled | None:
 
 def prepare(guest: str, *, fuel: bool, installed: Library, say: Say) -> Compiled:
     """The compiled form of `guest`, made now if need be; `say` hears of it when that takes time."""
+    import fcntl  # POSIX's own, and this module is imported everywhere
+
     found = find(guest, fuel=fuel, installed=installed)
     if found is not None:
         return found

@@ -120,17 +120,21 @@ class Kills(Backed):
                 jar.run("import time; time.sleep(60)", cancel=cancel)
 
         some_runs()  # what a backend keeps for good, it has after its first run
-        before = descriptors(), zombies(), threading.active_count()
+        before = held()
         for _ in range(3):
             some_runs()
-        assert (descriptors(), zombies(), threading.active_count()) == before
+        deadline = time.monotonic() + 10
+        # Something that an earlier test has left may still go meanwhile: less is no leak.
+        while not all(now <= then for now, then in zip(held(), before, strict=True)):
+            assert time.monotonic() < deadline, (held(), before)
+            time.sleep(0.05)
 
     def test_a_child_that_outlives_its_parent_does_not_hold_the_run_up(self, jar: Jar) -> None:
         jar.needs_processes()
         started = time.monotonic()
         result = jar.run("import subprocess; subprocess.Popen(['sleep', '60'])\nprint('done')")
         assert (result.status, result.stdout) == (Status.SUCCESS, "done\n")
-        assert time.monotonic() - started < 20
+        assert time.monotonic() - started < 30
 
     def test_a_stopped_child_is_gone_too(self, jar: Jar) -> None:
         jar.needs_processes()
@@ -146,11 +150,12 @@ class Kills(Backed):
             """)
         assert (result.status, result.stdout) == (Status.SUCCESS, "stopped\n")
         assert result.kill is None or result.kill.survivors == 0
-        assert time.monotonic() - started < 20
+        assert time.monotonic() - started < 30
 
 
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
+def held() -> tuple[int, int, int]:
+    """How many descriptors, dead children and threads this process has."""
+    return len(os.listdir("/proc/self/fd")), len(zombies()), threading.active_count()
 
 
 def zombies() -> list[int]:

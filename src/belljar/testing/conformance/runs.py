@@ -14,7 +14,7 @@ from ...events import Output, RunFinished, RunStarted
 from ...types import Result, Status
 from .harness import Backed, Jar, Watch
 
-PROMPTLY = 10.0  # seconds; the programs below would take sixty
+PROMPTLY = 30.0  # seconds; the programs below would take sixty
 
 
 class Runs(Backed):
