@@ -125,7 +125,7 @@ def test_a_javascript_program_for_node_is_not_for_quickjs() -> None:
         for each in choose.candidates(registry.PREFERENCE, registry.RUNGS, policy(), request)
         if each.name == "wasm"
     ]
-    assert [each.hopeless for each in found] == [False, True]
+    assert [each.stand_in for each in found] == [False, True]
     assert "require" in found[1].doubt
 
 

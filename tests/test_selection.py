@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from belljar.api import Runner, build_request
-from belljar.backends.base import Availability, Backend
+from belljar.backends.base import Availability, Backend, Plan
 from belljar.config import Settings
 from belljar.engine import Engine
-from belljar.errors import LibrariesMissing, PolicyUnenforceable, RequestError
+from belljar.errors import LanguageMissing, LibrariesMissing, RequestError
 from belljar.events import Event, Output, RunFinished, RunStarted
-from belljar.policy import Isolation
+from belljar.policy import Isolation, Policy
 from belljar.testing import FakeBackend
 from belljar.types import Display, File, GuestError, Mount, Request, Result, Status
 
@@ -64,11 +64,22 @@ def test_a_doubted_backend_is_used_when_there_is_no_other_and_the_reason_says_so
     assert "gvisor cannot be had here (no engine)" in result.backend_reason
 
 
-def test_a_javascript_program_that_names_node_is_never_given_to_quickjs() -> None:
-    jar = engine(missing("jail", "no namespaces"), fake("wasm"))
-    assert jar.run(Request(code="1 + 1", language="javascript")).backend == "wasm"
-    with pytest.raises(PolicyUnenforceable, match="cannot stand in for Node"):
+class WithoutNode(FakeBackend):
+    """A jail on a host where Node.js is not installed."""
+
+    def compile(self, policy: Policy, request: Request) -> Plan:
+        raise LanguageMissing("node is not installed", fix="apt-get install nodejs")
+
+
+def test_quickjs_stands_in_for_a_missing_node_but_not_for_programs_that_name_it() -> None:
+    jar = engine(WithoutNode(name="jail"), fake("wasm"))
+    plain = jar.run(Request(code="1 + 1", language="javascript"))
+    assert plain.backend == "wasm"
+    assert "node is not installed" in plain.backend_reason
+    with pytest.raises(LanguageMissing, match="node is not installed"):
         jar.run(Request(code="require('fs')", language="javascript"))
+    alone = engine(fake("wasm")).run(Request(code="typeof require", language="javascript"))
+    assert alone.backend == "wasm"
 
 
 def test_what_the_host_lacks_is_told_once() -> None:

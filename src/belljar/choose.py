@@ -25,11 +25,15 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A backend to try. `doubt` is why it stands behind the others; `hopeless`: do not try it."""
+    """A backend to try. `doubt` is why it stands behind the others.
+
+    A `stand_in` has another interpreter than the language is known for: where that one is missing,
+    to say so helps more than a program that fails.
+    """
 
     name: str
     doubt: str = ""
-    hopeless: bool = False
+    stand_in: bool = False
 
 
 def candidates(
@@ -54,8 +58,8 @@ def candidates(
         elif request.image is not None and name in rungs and name not in _IMAGES:
             doubtful.append(Candidate(name, f"cannot use the image {request.image}"))
         elif name == "wasm" and (doubt := wasm_doubt(request)):
-            hopeless = not request.command and languages.of(request).family != "python"
-            doubtful.append(Candidate(name, doubt, hopeless))
+            stand_in = not request.command and languages.of(request).family == "javascript"
+            doubtful.append(Candidate(name, doubt, stand_in))
         else:
             yield Candidate(name)
     yield from doubtful

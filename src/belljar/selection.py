@@ -101,7 +101,9 @@ class Selection:
         for candidate in self.candidates(request, policy):
             name = candidate.name
             try:
-                if candidate.hopeless:
+                if candidate.stand_in and any(
+                    isinstance(refusal, LanguageMissing) for refusal in refusals.values()
+                ):
                     raise BackendUnavailable(f"it {candidate.doubt}")
                 backend, plan = self._try(name, policy, request, start)
             except (PolicyUnenforceable, BackendUnavailable) as error:
@@ -194,8 +196,6 @@ class Selection:
 
     def _all(self, policy: Policy, request: Request) -> Iterator[tuple[Backend, Plan]]:
         for candidate in self.candidates(request, policy):
-            if candidate.hopeless:
-                continue
             try:
                 yield self._try(candidate.name, policy, request, True)
             except (PolicyUnenforceable, BackendUnavailable):
@@ -258,8 +258,6 @@ class Selection:
             candidate = order.get(each) or choose.Candidate(each)
             doubt = candidate.doubt
             try:
-                if candidate.hopeless:
-                    raise BackendUnavailable(doubt)
                 self._try(each, policy, request, False)
             except (PolicyUnenforceable, BackendUnavailable) as error:
                 why, fix = (doubt, None) if doubt else (_short(error), error.fix)
