@@ -10,10 +10,10 @@ takes the program.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 from . import languages
 from .policy import Isolation, Policy
+from .records import positional_record
 from .types import Request
 
 _FUEL = frozenset({"wasm"})
@@ -23,7 +23,7 @@ _TABLES = frozenset({"numpy", "pandas", "polars", "pyarrow"})
 _SHOWN = 3
 
 
-@dataclass(frozen=True, slots=True)
+@positional_record
 class Candidate:
     """A backend to try. `doubt` is why it stands behind the others.
 

@@ -5,22 +5,25 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from . import languages, retrying, selection
+from . import languages, selection
 from .backends import registry
 from .backends.base import Backend, Cancel, Plan, never
 from .config import Settings, load
 from .errors import BackendUnavailable, BelljarError, PolicyUnenforceable
 from .events import Emit, Event, FanOut, RunFailed, RunFinished, RunStarted, Sink
 from .policy import DANGEROUS_MODULES, Modules, Policy
+from .records import record, replace
 from .resolve import Resolved, resolve
 from .selection import Chosen, Selection, Verdict
 from .types import GuestError, Request, Result, Status
 
+if TYPE_CHECKING:
+    from . import retrying
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+
+@record
 class Explanation:
     """What `Engine.explain` answers; `backend` is None if nobody would run it."""
 
@@ -91,6 +94,8 @@ class Engine:
         switch = cancel if cancel is not None else never()
         retried: str | None = None
         if request.retry:
+            from . import retrying
+
             unheard = retrying.Unheard(forward)
             result = self._run(chosen, unheard, switch, emit)
             another = self._elsewhere(chosen, result, unheard, backend, switch)
@@ -135,6 +140,8 @@ class Engine:
         cancel: Cancel,
     ) -> Chosen | None:
         """Where to run once more what missed a module and did nothing else; None: nowhere."""
+        from . import retrying
+
         module = retrying.missing_module(result, failed.plan, unheard)
         if module is None or cancel.is_set():
             return None

@@ -13,10 +13,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 
 from . import lint
+from .records import positional_record
 
 _IMPORT_CALLS = frozenset({"__import__", "import_module"})
 _TEXT_CALLS = frozenset({"exec", "eval", "compile"})
@@ -29,7 +29,7 @@ _MOST_TEXTS = 20  # programs in strings of the program, all together
 _MOST_KEPT = 1 << 16  # characters of a program whose answer is kept
 
 
-@dataclass(frozen=True, slots=True)
+@positional_record
 class Needs:
     """Dotted names of modules and members, in order; `unreadable` says why there may be more."""
 

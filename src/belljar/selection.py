@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from . import choose, languages, libraries
 from .backends import registry
@@ -25,6 +23,7 @@ from .errors import (
 )
 from .events import Event
 from .policy import Policy
+from .records import positional_record, record, replace
 from .types import Request
 
 NAMED = "named by the caller"
@@ -34,7 +33,8 @@ class NotHere(BackendUnavailable):
     """The host lacks what the backend needs."""
 
 
-class Chosen(NamedTuple):
+@positional_record
+class Chosen:
     """A backend, its plan, why it, and what the host lacks for a backend that would come first."""
 
     backend: Backend
@@ -43,7 +43,7 @@ class Chosen(NamedTuple):
     lacking: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Verdict:
     """What `explain` says of one backend; `able`: it could run the program."""
 
