@@ -58,7 +58,7 @@ def test_run_has_the_signature_that_others_rely_on() -> None:
         "output": None, "open_files": None, "fuel": None, "stdin": b"", "args": (), "env": None,
         "files": None, "outputs": (), "context": None, "mounts": (), "network": None,
         "modules": None, "min_isolation": None, "python": None, "image": None, "on_stdout": None,
-        "on_stderr": None, "settle": None,
+        "on_stderr": None, "settle": None, "require_libraries": (), "retry": None,
     }  # fmt: skip
     assert {p.kind for name, p in shown.items() if name != "code"} == {
         inspect.Parameter.KEYWORD_ONLY
@@ -145,7 +145,7 @@ def test_a_wrong_argument_is_refused_by_name_and_nothing_starts(
     assert not fake.plans
 
 
-@pytest.mark.parametrize("name", ["functions", "secrets", "retry", "require_libraries"])
+@pytest.mark.parametrize("name", ["functions", "secrets"])
 def test_names_of_later_versions_are_reserved(runner: api.Runner, name: str) -> None:
     early: dict[str, Any] = {name: 1}
     for call in (

@@ -133,16 +133,19 @@ def test_the_timeout_is_the_run_s() -> None:
     assert backend.plans[0].policy.limits.timeout == 7
 
 
-def test_required_libraries_must_be_names_and_install_nothing() -> None:
+def test_required_libraries_must_be_names_and_are_asked_for_as_modules() -> None:
     backend, engine = fake()
     sandbox = DockerSandbox(engine=engine)
     good = sandbox.execute_code("1", require_libraries=["numpy", "scikit-learn", "zope.interface"])
     assert good["status"] == "success"
+    asked, run = backend.plans
+    assert asked.request.args == ("numpy", "sklearn", "zope.interface")
+    assert run.request.code == "1"
     for bad in (["numpy; rm -rf /"], [""], [3], "numpy"):
         answer = sandbox.execute_code("1", require_libraries=bad)  # type: ignore[arg-type]
         assert answer["status"] == "system_failure"
         assert "require_libraries" in answer["stderr"]
-    assert len(backend.plans) == 1
+    assert len(backend.plans) == 2
 
 
 def test_a_failure_of_belljar_is_a_system_failure_with_what_came_so_far() -> None:

@@ -24,6 +24,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     # WebAssembly guests and their workers. What is baked into a guest sees the guest's code only.
     "wasm": ("errors", "records"),
     "wasm.inside": ("guest",),
+    "wasm.modules": (),
     # The vocabulary.
     "records": (),
     "errors": ("records",),
@@ -54,8 +55,13 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "interpreter", "language_host", "languages", "lint", "lint_rules", "linux", "report",
         "wasm",
     ),
-    "engine": (*CORE, "backends", "config", "events", "languages", "lint"),
-    "api": (*CORE, "backends", "collect", "config", "engine", "events", "languages"),
+    "needs": ("lint", "records"),
+    "libraries": (*CORE, "interpreter", "languages", "wasm.modules"),
+    "choose": (*CORE, "languages", "needs", "wasm.modules"),
+    "retrying": (*CORE, "backends", "events"),
+    "selection": (*CORE, "backends", "choose", "config", "events", "languages", "libraries"),
+    "engine": (*CORE, "backends", "config", "events", "languages", "lint", "retrying", "selection"),
+    "api": (*CORE, "backends", "collect", "config", "engine", "events", "languages", "libraries"),
     "doctor": (*CORE, "backends", "config", "engine", "languages", "linux", "interpreter"),
     "language_report": (
         *CORE, "backends", "doctor", "interpreter", "language_host", "languages",

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
-from . import collect, languages
+from . import collect, languages, libraries
 from .backends.base import Cancel
 from .config import Settings, load
 from .engine import Engine
@@ -24,9 +24,9 @@ OnText = Callable[[str], object]
 # What a request may say, apart from the policy.
 REQUEST_KEYS = (
     "language", "stdin", "args", "env", "files", "outputs", "context", "mounts", "python", "image",
-    "settle",
+    "settle", "require_libraries", "retry",
 )  # fmt: skip
-RESERVED = ("functions", "secrets", "retry", "require_libraries")
+RESERVED = ("functions", "secrets")
 
 
 class _Default(str):
@@ -66,6 +66,8 @@ def run(
     on_stdout: OnText | None = None,
     on_stderr: OnText | None = None,
     settle: str | None = None,
+    require_libraries: Iterable[str] = (),
+    retry: bool | None = None,
 ) -> Result:
     """Run `code` where it cannot hurt anything, and return what it did.
 
@@ -74,6 +76,10 @@ def run(
 
     `settle="later"` answers on the program's own word that it has ended, where a backend can; the
     result is then marked (`settled`), and the run keeps its place until the kernel confirms.
+
+    `require_libraries` names what the program must be able to import: a backend that lacks one is
+    passed over. `retry=True` runs a program that failed for want of a module once more on another
+    backend at or above the floor, if nothing that it did can have been seen (`result.retried`).
 
     >>> run("6 * 7").value
     42
@@ -235,6 +241,8 @@ def build_request(
     python: str | None = None,
     image: str | None = None,
     settle: str = "now",
+    require_libraries: Iterable[str] = (),
+    retry: bool = False,
     settings: Settings | None = None,
 ) -> Request:
     """Check everything about a program that can be checked before choosing where it runs.
@@ -274,6 +282,8 @@ def build_request(
         python=_word("python", python),
         image=_word("image", image),
         settle=_settle(settle),
+        require_libraries=libraries.checked(_listed("require_libraries", require_libraries)),
+        retry=_flag("retry", retry),
         resolved=spoken if code is not None else None,
     )
 
@@ -284,6 +294,12 @@ def _settle(given: object) -> Literal["now", "later"]:
     if given == "later":
         return "later"
     raise RequestError("settle", f"is 'now' or 'later', not {given!r}")
+
+
+def _flag(where: str, given: object) -> bool:
+    if not isinstance(given, bool):
+        raise RequestError(where, f"is true or false, not {given!r}")
+    return given
 
 
 def _refuse_files_below_files(names: Iterable[str]) -> None:

@@ -104,13 +104,14 @@ class HybridSandbox(Sandbox):
         """Run `code`, with `project_path` read-only at `project/`. Raises no BelljarError.
 
         `status` is that of a Result, or "system_failure" if Belljar and not the program failed:
-        `stderr` then ends with the reason. `require_libraries` are names; nothing is installed.
+        `stderr` then ends with the reason. Nothing is installed: a backend without one of
+        `require_libraries` (names of packages or modules) is passed over.
         """
         began = time.monotonic()
         mounts = () if project_path is None else (Mount(os.path.abspath(project_path), "project"),)
         try:
-            _check_libraries(require_libraries)
-            result = self.execute(code, timeout=timeout, mounts=mounts)
+            libraries = _importable(require_libraries)
+            result = self.execute(code, timeout=timeout, mounts=mounts, require_libraries=libraries)
         except BelljarError as error:
             partial = error.partial or Partial()
             return {
@@ -140,9 +141,18 @@ class WasmSandbox(HybridSandbox):
     backend = "wasm"
 
 
-def _check_libraries(names: Iterable[str]) -> None:
+# Packages whose modules go by another name.
+_MODULES = {
+    "beautifulsoup4": "bs4", "opencv-python": "cv2", "pillow": "PIL", "python-dateutil": "dateutil",
+    "pyyaml": "yaml", "scikit-image": "skimage", "scikit-learn": "sklearn",
+}  # fmt: skip
+
+
+def _importable(names: Iterable[str]) -> tuple[str, ...]:
+    """What to import for packages that were named as `pip install` names them."""
     if isinstance(names, str):
         raise RequestError("require_libraries", "is a list", fix=f"write [{names!r}]")
-    for name in names:
-        if not isinstance(name, str) or not name.replace("-", "_").replace(".", "_").isidentifier():
-            raise RequestError("require_libraries", f"{name!r} is not the name of a library")
+    return tuple(
+        _MODULES.get(name.lower(), name.replace("-", "_")) if isinstance(name, str) else name
+        for name in names
+    )

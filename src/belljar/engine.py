@@ -5,18 +5,32 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from . import languages
+from . import languages, selection
 from .backends import registry
-from .backends.base import Backend, Cancel, Plan, never, refuse_unless_held
+from .backends.base import Backend, Cancel, Plan, never
 from .config import Settings, load
-from .errors import BackendUnavailable, BelljarError, LanguageMissing, PolicyUnenforceable
+from .errors import BackendUnavailable, BelljarError, PolicyUnenforceable
 from .events import Emit, Event, FanOut, RunFailed, RunFinished, RunStarted, Sink
 from .policy import DANGEROUS_MODULES, Modules, Policy
-from .records import replace
+from .records import record, replace
 from .resolve import Resolved, resolve
+from .selection import Chosen, Selection, Verdict
 from .types import GuestError, Request, Result, Status
+
+if TYPE_CHECKING:
+    from . import retrying
+
+
+@record
+class Explanation:
+    """What `Engine.explain` answers; `backend` is None if nobody would run it."""
+
+    backend: str | None
+    reason: str
+    verdicts: tuple[Verdict, ...]
+    fix: str | None = None
 
 
 class Engine:
@@ -34,6 +48,7 @@ class Engine:
         self._given = dict(backends) if backends is not None else None
         self._loaded: dict[str, Backend] = {}
         self._lock = threading.Lock()
+        self._selection = Selection(self.settings, self.backend, self.backend_names, self._given)
 
     def backend_names(self) -> tuple[str, ...]:
         return tuple(self._given) if self._given is not None else registry.names()
@@ -69,32 +84,74 @@ class Engine:
         refused = _lint(request, resolved.policy)
         if refused is not None:
             return self._tell(replace(refused, warnings=resolved.warnings), emit)
-        chosen, plan, reason = self._select(request, resolved, backend)
-        self._emit(RunStarted(request=request, backend=chosen.name), emit)
+        chosen = self._selection.select(request, resolved.policy, backend, start=True)
 
         def forward(event: Event) -> None:
             self._emit(event, emit)
 
         planned = time.monotonic()
-        try:
-            result = chosen.run(plan, forward, cancel if cancel is not None else never())
-        except BaseException as error:
-            # A caller whose own callback raised is not called again.
-            caller = emit if isinstance(error, BelljarError) else None
-            self._emit(_failure(request, chosen.name, error), caller)
-            raise
+        timings = {"plan": planned - began}
+        switch = cancel if cancel is not None else never()
+        retried: str | None = None
+        if request.retry:
+            from . import retrying
+
+            unheard = retrying.Unheard(forward)
+            result = self._run(chosen, unheard, switch, emit)
+            another = self._elsewhere(chosen, result, unheard, backend, switch)
+            if another is None:
+                unheard.release()
+            else:
+                retried, chosen = chosen.backend.name, another
+                timings["first"] = time.monotonic() - planned
+                result = self._run(chosen, forward, switch, emit)
+        else:
+            result = self._run(chosen, forward, switch, emit)
+        told = (*resolved.warnings, *chosen.plan.warnings, *result.warnings)
         return self._tell(
             replace(
                 result,
-                backend_reason=reason,
+                backend_reason=chosen.reason,
+                retried=retried,
                 # A backend may pass its plan's warnings on; a fallback must be told in any case.
-                warnings=tuple(
-                    dict.fromkeys((*resolved.warnings, *plan.warnings, *result.warnings))
-                ),
-                timings={"plan": planned - began, **result.timings},
+                warnings=tuple(dict.fromkeys((*told, *selection.once(chosen.lacking)))),
+                timings={**timings, **result.timings},
             ),
             emit,
         )
+
+    def _run(self, chosen: Chosen, forward: Emit, cancel: Cancel, emit: Emit | None) -> Result:
+        request, name = chosen.plan.request, chosen.backend.name
+        self._emit(RunStarted(request=request, backend=name), emit)
+        try:
+            return chosen.backend.run(chosen.plan, forward, cancel)
+        except BaseException as error:
+            # A caller whose own callback raised is not called again.
+            caller = emit if isinstance(error, BelljarError) else None
+            self._emit(_failure(request, name, error), caller)
+            raise
+
+    def _elsewhere(
+        self,
+        failed: Chosen,
+        result: Result,
+        unheard: retrying.Unheard,
+        named: str | None,
+        cancel: Cancel,
+    ) -> Chosen | None:
+        """Where to run once more what missed a module and did nothing else; None: nowhere."""
+        from . import retrying
+
+        module = retrying.missing_module(result, failed.plan, unheard)
+        if module is None or cancel.is_set():
+            return None
+        found = self._selection.another(failed, named, module)
+        if found is None:
+            return None
+        other, plan = found
+        lacked = f"module {module!r}" if module else "something that the program imports"
+        reason = f"retried on {other.name} because {failed.backend.name} has no {lacked}"
+        return Chosen(other, replace(plan, warnings=(*plan.warnings, reason)), reason)
 
     def plan(
         self,
@@ -107,8 +164,26 @@ class Engine:
         """What `run` would do, without doing it. Raises what `run` would raise."""
         request = self._understood(request)
         resolved = self._resolve(request, level, wishes)
-        plan = self._select(request, resolved, backend)[1]
+        plan = self._selection.select(request, resolved.policy, backend).plan
         return replace(plan, warnings=(*resolved.warnings, *plan.warnings))
+
+    def explain(
+        self,
+        request: Request,
+        *,
+        level: str | None = None,
+        wishes: Mapping[str, Any] | None = None,
+        backend: str | None = None,
+    ) -> Explanation:
+        """Which backend would run it, why, and what speaks against each other one."""
+        request = self._understood(request)
+        policy = self._resolve(request, level, wishes).policy
+        verdicts = tuple(self._selection.verdicts(request, policy))
+        try:
+            chosen = self._selection.select(request, policy, backend)
+        except (PolicyUnenforceable, BackendUnavailable) as error:
+            return Explanation(backend=None, reason=error.message, verdicts=verdicts, fix=error.fix)
+        return Explanation(backend=chosen.backend.name, reason=chosen.reason, verdicts=verdicts)
 
     def close(self) -> None:
         """End everything that backends keep warm."""
@@ -151,94 +226,6 @@ class Engine:
             policy = replace(resolved.policy, modules=Modules(allow=modules.allow, deny=deny))
             resolved = replace(resolved, policy=policy)
         return resolved
-
-    def _select(
-        self, request: Request, resolved: Resolved, name: str | None
-    ) -> tuple[Backend, Plan, str]:
-        """(backend, plan, why this one). `auto` takes the first preferred one that can hold it."""
-        name = name or self.settings.backend
-        policy = resolved.policy
-        if name != "auto":
-            chosen = self.backend(name)
-            try:
-                return chosen, self._compile(chosen, policy, request), "named by the caller"
-            except BackendUnavailable as error:
-                return self._fall_back(name, chosen, policy, request, error)
-        # Backends handed to us are all candidates; of the installed ones only those we vouch for.
-        candidates = registry.PREFERENCE if self._given is None else tuple(self._given)
-        refusals: dict[str, BelljarError] = {}
-        for candidate in candidates:
-            try:
-                chosen = self.backend(candidate)
-                plan = self._compile(chosen, policy, request)
-            except (PolicyUnenforceable, BackendUnavailable) as error:
-                refusals[candidate] = error
-                continue
-            return chosen, plan, f"auto: the first of {', '.join(candidates)} that can hold it"
-        for refusal in refusals.values():
-            if isinstance(refusal, LanguageMissing):  # the policy would be held
-                raise refusal
-        if len(refusals) == 1:
-            raise next(iter(refusals.values()))
-        fields = tuple(
-            dict.fromkeys(
-                field for error in refusals.values() for field in getattr(error, "fields", ())
-            )
-        )
-        told = "; ".join(f"{known}: {error.message}" for known, error in refusals.items())
-        raise PolicyUnenforceable(
-            f"no backend here can enforce this policy: {told or 'none is installed'}",
-            fields=fields,
-            fix="belljar doctor",
-        )
-
-    def _fall_back(
-        self,
-        name: str,
-        wanted: Backend,
-        policy: Policy,
-        request: Request,
-        why: BackendUnavailable,
-    ) -> tuple[Backend, Plan, str]:
-        """Instead of a missing backend: an equal or stronger one, or one the operator allows.
-
-        Never silently: the plan carries a warning into the result.
-        """
-        allowed = self.settings.fallback_allow
-        for candidate in dict.fromkeys((*registry.PREFERENCE, *allowed)):
-            if candidate == name or candidate not in self.backend_names():
-                continue
-            try:
-                other = self.backend(candidate)
-                if candidate not in allowed and not other.isolation.at_least(wanted.isolation):
-                    continue
-                plan = self._compile(other, policy, request)
-            except (PolicyUnenforceable, BackendUnavailable):
-                continue
-            warning = f"backend {name!r} is not available ({why.message}); ran on {candidate!r}"
-            plan = replace(plan, warnings=(*plan.warnings, warning))
-            return other, plan, f"fallback from {name}"
-        raise why
-
-    @staticmethod
-    def _compile(backend: Backend, policy: Policy, request: Request) -> Plan:
-        found = backend.probe()
-        if not found.available:
-            raise BackendUnavailable(
-                f"backend {backend.name!r} is not available: {found.reason}", fix=found.fix
-            )
-        plan = backend.compile(policy, request)
-        profile = request.resolved.seccomp if request.resolved is not None else "default"
-        if profile != "default" and "seccomp" not in plan.enforcement:
-            raise PolicyUnenforceable(
-                f"backend {backend.name!r} has no seccomp profile {profile!r}, which the language"
-                f" {request.language} asks for",
-                fields=("seccomp",),
-                fix="choose another backend, or change seccomp in the language file",
-            )
-        # The floor is ours to hold, whoever wrote the backend.
-        refuse_unless_held(backend.name, plan.isolation, policy, {})
-        return plan
 
     def _emit(self, event: Event, emit: Emit | None) -> None:
         self.sinks(event)

@@ -8,7 +8,8 @@
     ├── PolicyUnenforceable           no admissible backend can hold `fields`; exit code 126
     ├── ConfigError(ValueError)       belljar.toml or the environment is wrong
     ├── BackendUnavailable            not usable on this host; `fix` says how to get it
-    │   └── LanguageMissing           the language is known, and not installed where it would run
+    │   ├── LanguageMissing           the language is known, and not installed where it would run
+    │   └── LibrariesMissing          a library that the program requires is not there
     └── BackendFailed                 the sandbox broke in mid-run; `partial` holds what came so far
 
 A guest that fails is a `Result`, never one of these.
@@ -112,6 +113,17 @@ class BackendUnavailable(BelljarError):
 
 class LanguageMissing(BackendUnavailable):
     code = "language_missing"
+
+
+class LibrariesMissing(BackendUnavailable):
+    code = "libraries_missing"
+
+    def __init__(self, message: str, *, libraries: Iterable[str], **rest: Any) -> None:
+        super().__init__(message, **rest)
+        self.libraries = tuple(libraries)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**super().to_dict(), "libraries": list(self.libraries)}
 
 
 class BackendFailed(BelljarError):

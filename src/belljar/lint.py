@@ -81,7 +81,7 @@ def check_files(
     """`check` for a program and the Python files that come with it, which may import each other."""
     if not modules.active:
         return []
-    sources = {path: _decoded(data) for path, data in files.items() if path.endswith(".py")}
+    sources = {path: decoded(data) for path, data in files.items() if path.endswith(".py")}
     found = check(code, modules, sources, foreign=foreign)
     for path, source in sources.items():
         more = check(source, modules, sources, foreign=foreign)
@@ -89,7 +89,7 @@ def check_files(
     return found
 
 
-def _decoded(source: bytes) -> str:
+def decoded(source: bytes) -> str:
     """`source` in the encoding it declares, as an import would read it; "" if none could."""
     try:
         return decode_source(source)
@@ -240,7 +240,7 @@ class _Program:
         if call is None:
             yield node, name, f"{name} is passed on, so what it is called with cannot be read"
             return
-        text = _first_argument(call)
+        text = first_argument(call)
         if text is None:
             yield call, name, f"{name}() is called with something that is not a literal string"
         elif name in _CODE_CALLS:
@@ -288,7 +288,8 @@ def _joined(parts: Iterable[ast.expr], glue: str, depth: int) -> str | None:
     return glue.join(folded)
 
 
-def _first_argument(call: ast.Call) -> str | None:
+def first_argument(call: ast.Call) -> str | None:
+    """The text that a call is given first, or as `name` or `source`; None if it cannot be read."""
     if call.args:
         return fold(call.args[0])
     named = [word.value for word in call.keywords if word.arg in ("name", "source")]
@@ -299,7 +300,7 @@ def _check(code: str, rules: Rules, depth: int, *, foreign: bool = False) -> lis
     if depth > _MAX_DEPTH:
         return [_unreadable("it holds programs in strings, nested too deeply")]
     try:
-        tree = _parse(code)
+        tree = parse(code)
         if tree is None:
             if foreign:
                 return [_unreadable("Belljar's own Python, which is another, cannot parse it")]
@@ -316,7 +317,8 @@ def _check(code: str, rules: Rules, depth: int, *, foreign: bool = False) -> lis
     return sorted(found, key=lambda item: (item.line, item.column, item.name, item.message))
 
 
-def _parse(code: str) -> ast.Module | None:
+def parse(code: str) -> ast.Module | None:
+    """The tree; None for what is no Python to us. ValueError for what is not worth parsing."""
     if "\0" in code:
         raise ValueError("it holds null bytes")
     if len(code) > _MAX_SOURCE:

@@ -123,6 +123,7 @@ class Result:
     settled: bool = True  # False: the kernel has not confirmed the end yet, the guest has said it
     backend: str = ""
     backend_reason: str = ""
+    retried: str | None = None  # the backend where it had failed first, for want of a module
     isolation: str = "none"
     warnings: tuple[str, ...] = ()
     id: str = field(default_factory=new_id)
@@ -173,6 +174,7 @@ class Result:
             "settled": self.settled,
             "backend": self.backend,
             "backend_reason": self.backend_reason,
+            "retried": self.retried,
             "isolation": self.isolation,
             "warnings": list(self.warnings),
         }
@@ -251,5 +253,7 @@ class Request:
     python: str | None = None
     image: str | None = None
     settle: Literal["now", "later"] = "now"
+    require_libraries: tuple[str, ...] = ()
+    retry: bool = False
     resolved: Language | None = None
     id: str = field(default_factory=new_id)

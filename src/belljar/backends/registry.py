@@ -6,6 +6,7 @@ import importlib
 import sys
 
 from ..errors import BackendUnavailable
+from ..policy import Isolation
 from .base import Backend
 
 # The same lines stand in pyproject.toml's entry points. Reading installed metadata costs more than
@@ -22,12 +23,26 @@ BUILT_IN = {
     "subprocess": "belljar.backends.subprocess:SubprocessBackend",
     "wasm": "belljar.backends.wasm:WasmBackend",
 }
-# `auto` tries these in order: the strongest that starts fast comes first. A set-uid bubblewrap or
-# firejail makes jails where users have no namespaces of their own. An engine is only asked for
-# where there is no jail: to ask takes longer than a run.
+# `auto` tries these in order: the strongest that starts fast and is a whole Python comes first. A
+# set-uid bubblewrap or firejail makes jails where users have no namespaces of their own. `wasm` is
+# for what those cannot do: fuel, a higher floor, JavaScript without Node.js (docs/choosing.md). A
+# container engine is only asked for where there is no jail: to ask takes longer than a run.
 PREFERENCE: tuple[str, ...] = (
-    "jail", "bubblewrap", "firejail", "docker", "landlock", "subprocess",
+    "jail", "bubblewrap", "firejail", "wasm", "docker", "gvisor", "landlock", "subprocess",
 )  # fmt: skip
+# How strong each is, known without importing it; `test_registry` compares.
+RUNGS = {
+    "bubblewrap": Isolation.JAIL,
+    "docker": Isolation.CONTAINER,
+    "firejail": Isolation.JAIL,
+    "gvisor": Isolation.GVISOR,
+    "inprocess": Isolation.NONE,
+    "jail": Isolation.JAIL,
+    "landlock": Isolation.LANDLOCK,
+    "nsjail": Isolation.JAIL,
+    "subprocess": Isolation.PROCESS,
+    "wasm": Isolation.WASM,
+}
 if sys.platform != "linux":
     BUILT_IN["subprocess"] = "belljar.backends.portable:PortableBackend"
     for _name in (

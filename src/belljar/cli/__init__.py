@@ -32,6 +32,9 @@ class Command(NamedTuple):
 COMMANDS: dict[str, Command] = {
     "run": Command("belljar.cli.run", "run a program: FILE, - (standard input) or -c CODE"),
     "exec": Command("belljar.cli.exec", "run a command: belljar exec -- CMD ARG..."),
+    "explain": Command(
+        "belljar.cli.explain", "which backend would run a program, and why not the others"
+    ),
     "backends": Command("belljar.cli.backends", "list the backends and what each one needs"),
     "languages": Command(
         "belljar.cli.languages", "list the languages and which interpreters are installed"

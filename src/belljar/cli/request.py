@@ -39,6 +39,14 @@ def add_arguments(parser: Parser) -> None:
         "--min-isolation", metavar="RUNG", help="refuse weaker backends: process, jail, wasm, vm..."
     )
     where.add_argument(
+        "--require", metavar="NAME,NAME", help="Python libraries that must be there to import"
+    )
+    where.add_argument(
+        "--retry",
+        action="store_true",
+        help="on a missing module, before any effect, try once more on another backend",
+    )
+    where.add_argument(
         "--image", metavar="IMAGE", help="container image, for backends that use one"
     )
 
@@ -103,6 +111,8 @@ def common_fields(args: argparse.Namespace, *, code_from_stdin: bool = False) ->
         "mounts": args.mount,
         "outputs": args.out,
         "image": args.image,
+        "require_libraries": [name for name in (args.require or "").split(",") if name],
+        "retry": args.retry,
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 
 from .. import languages
 from ..api import build_request
@@ -49,6 +50,11 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    return running.execute(args, reader(args))
+
+
+def reader(args: argparse.Namespace) -> Callable[[Settings], Request]:
+    """What makes the Request of these words, once the settings are known."""
     words = [*args.words, *args.rest] if args.code is not None else args.words
     file = None
     if args.code is None:
@@ -69,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
             **request.common_fields(args, code_from_stdin=file == "-"),
         )
 
-    return running.execute(args, build)
+    return build
 
 
 def _language(file: str | None, code: str, settings: Settings) -> str:

@@ -108,11 +108,16 @@ class Instance:
     def put(self, text: str) -> tuple[int, int]:
         """The address and the length of `text` in the guest's memory."""
         data = text.encode("utf-8", "surrogatepass")
-        place = self._do("wasm_malloc", len(data) + 1) & 0xFFFF_FFFF
-        if not place:
-            raise MemoryError
+        place = self.room(len(data) + 1)
         self._memory.write(self.store, data + b"\0", place)
         return place, len(data)
+
+    def room(self, size: int) -> int:
+        """The address of so many bytes in the guest's memory."""
+        place = self._do("wasm_malloc", size) & 0xFFFF_FFFF
+        if not place:
+            raise MemoryError
+        return place
 
     def string(self, text: str) -> int:
         return self._do("qjs_new_string", *self.put(text))
@@ -127,7 +132,7 @@ class Instance:
 
     def call(self, part: str, *arguments: int) -> int:
         """Call a function of the prelude's; Thrown if it, or what it called, threw."""
-        place = self._do("wasm_malloc", 4 * max(1, len(arguments))) & 0xFFFF_FFFF
+        place = self.room(4 * max(1, len(arguments)))
         self._memory.write(self.store, struct.pack(f"<{len(arguments)}i", *arguments), place)
         undefined = self._do("qjs_get_undefined")
         result = self._do("qjs_call", self.parts[part], undefined, len(arguments), place)
@@ -166,6 +171,10 @@ class Instance:
         return result
 
 
+_OUT_OF_MEMORY = '{"type":"InternalError","message":"out of memory","traceback":"","memory":true}'
+_ROOM_TO_SPEAK = 1 << 16
+
+
 class Thrown(Exception):
     """A JavaScript exception; its argument is the handle of what was thrown."""
 
@@ -189,20 +198,24 @@ def run(instance: Instance, host: Host, request: str, stdin: bytes) -> int:
             raise Thrown(next(iter(host.unhandled.values())))
         instance.call("succeed", value)
     except Thrown as thrown:
-        return _failed(instance, thrown.args[0])
+        _failed(instance, host, thrown.args[0])
+        return 1
     except MemoryError:
-        host._frame(0x83, '{"type":"InternalError","message":"out of memory","traceback":"",'
-                          '"memory":true}')  # fmt: skip
+        host._frame(0x83, _OUT_OF_MEMORY)
         return 1
     return 0
 
 
-def _failed(instance: Instance, thrown: int) -> int:
+def _failed(instance: Instance, host: Host, thrown: int) -> None:
+    """What was thrown, in its own words; where there is no room for those, that is the reason."""
     try:
         instance.call("fail", thrown)
     except (Thrown, MemoryError):
-        return 1  # what cannot be said about it stays unsaid
-    return 1
+        try:
+            instance.room(_ROOM_TO_SPEAK)
+        except MemoryError:
+            host._frame(0x83, _OUT_OF_MEMORY)
+        # Else it cannot be said, and stays unsaid.
 
 
 def make_snapshot(engine: wasmtime.Engine, module: bytes) -> tuple[bytes, dict[str, int], int]:

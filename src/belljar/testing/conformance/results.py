@@ -12,7 +12,7 @@ from .harness import Backed, Jar
 RESULT_KEYS = [
     "id", "status", "exit_code", "signal", "limit_hit", "stdout", "stderr", "truncated", "value",
     "error", "displays", "files", "usage", "timings", "enforcement", "kill", "settled",
-    "backend", "backend_reason", "isolation", "warnings",
+    "backend", "backend_reason", "retried", "isolation", "warnings",
 ]  # fmt: skip
 
 

@@ -172,11 +172,15 @@ def _describe_for_host(
     """What failed, with the host's number for it, where the host would want to know."""
     wire = _describe(error, trace, filename, lines)
     number = wire.pop("errno", 0)
-    if number == errno.EIO and OSError.__dict__["filename"].__get__(error) is not None:
+    if number == errno.EIO and _named(error, "filename") and not _named(error, "filename2"):
         number = errno.EMFILE  # WASI has no word for it; nothing else fails so at an open
     if number in _HOST_NUMBERS:
         wire["errno"] = _HOST_NUMBERS[number]
     return wire
+
+
+def _named(error: BaseException, attribute: str) -> bool:
+    return OSError.__dict__[attribute].__get__(error) is not None
 
 
 class _Nobody:
