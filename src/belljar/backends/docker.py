@@ -191,9 +191,9 @@ class DockerBackend:
                 self._forget_engine()
                 raise
             gone = time.monotonic()
-            if self.gvisor and spec.guarded:
+            if self.gvisor and spec.written:
                 since = time.time() - (gone - began) - 1
-                warnings += protect.strip_set_id(spec.guarded, since)
+                warnings += protect.strip_set_id(spec.written, since)
             result = outcome.of(
                 plan,
                 Ending(
