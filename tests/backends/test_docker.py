@@ -258,7 +258,7 @@ def test_an_image_of_others_that_is_missing_is_no_traceback(bench: Bench) -> Non
         BackendUnavailable, match=r"has no image 'example\.invalid/none:1'"
     ) as lacking:
         bench.run("1", image="example.invalid/none:1")
-    assert lacking.value.fix == "docker pull example.invalid/none:1, or name another image"
+    assert lacking.value.fix == "belljar images pull example.invalid/none:1, or name another image"
 
 
 def test_the_data_image_has_what_it_is_for(bench: Bench, docker_engine: ContainerEngine) -> None:

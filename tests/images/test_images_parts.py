@@ -35,7 +35,7 @@ def test_a_language_without_an_image_says_what_to_do(language: str) -> None:
 def test_a_missing_image_names_the_command() -> None:
     error = names.missing(names.image_name("data"), "the engine")
     assert error.fix == "belljar images build data"
-    assert "docker pull debian:12" in str(names.missing("debian:12", "the engine"))
+    assert "belljar images pull debian:12" in str(names.missing("debian:12", "the engine"))
 
 
 def test_an_unknown_kind_lists_the_known_ones() -> None:

@@ -62,6 +62,7 @@ class DockerBackend:
 
     name = "docker"
     isolation = Isolation.CONTAINER
+    takes_images = True
     gvisor = False
 
     def __init__(

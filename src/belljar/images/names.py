@@ -58,5 +58,5 @@ def missing(image: str, engine: str) -> BackendUnavailable:
     if kind is not None:
         fix = f"belljar images build {kind}"
     else:
-        fix = f"docker pull {image}, or name another image"
+        fix = f"belljar images pull {image}, or name another image"
     return BackendUnavailable(f"{engine} has no image {image!r}", fix=fix)
