@@ -14,23 +14,24 @@ ROOT = Path(belljar.__file__).parent
 
 # Layer -> what it may import of Belljar besides itself. A layer is a package or a module directly
 # below `belljar`; the longest matching name counts. "*" is everything.
-CORE = ("errors", "units", "types", "policy", "policy_fields", "resolve", "guest.values")
+CORE = ("errors", "records", "units", "types", "policy", "policy_fields", "resolve", "guest.values")
 LAYERS: dict[str, tuple[str, ...]] = {
     # Runs inside, on any Python from 3.9: it may not even import its own package's neighbours.
     "guest": ("guest.values",),
     "guest.values": ("guest",),
     # Kernel facilities know no policy, no request and no result; they only raise ours.
-    "linux": ("errors",),
+    "linux": ("errors", "records"),
     # WebAssembly guests and their workers. What is baked into a guest sees the guest's code only.
-    "wasm": ("errors",),
+    "wasm": ("errors", "records"),
     "wasm.inside": ("guest",),
     # The vocabulary.
-    "errors": (),
+    "records": (),
+    "errors": ("records",),
     "units": ("errors",),
-    "types": ("errors", "guest.values"),
-    "policy": ("errors", "units", "types"),
-    "policy_fields": ("errors", "policy", "types", "units"),
-    "resolve": ("errors", "policy", "policy_fields", "types"),
+    "types": ("errors", "guest.values", "records"),
+    "policy": ("errors", "records", "types", "units"),
+    "policy_fields": ("errors", "policy", "records", "types", "units"),
+    "resolve": ("errors", "policy", "policy_fields", "records", "types"),
     "events": CORE,
     "capture": (),
     "collect": CORE,

@@ -15,6 +15,7 @@ from .errors import RequestError
 from .events import Emit, Event, Output, RunFailed, RunFinished
 from .policy import Policy
 from .policy_fields import parse_mount
+from .records import plain
 from .resolve import POLICY_KEYS
 from .types import Mount, Request, Result
 
@@ -205,7 +206,7 @@ def wishes_from(given: Mapping[str, Any]) -> dict[str, Any]:
     base: Mapping[str, Any] = {}
     if isinstance(policy, Policy):
         base = {
-            **{name: getattr(policy.limits, name) for name in policy.limits.__slots__},
+            **plain(policy.limits),
             "network": policy.network,
             "filesystem": policy.filesystem,
             "modules": policy.modules,

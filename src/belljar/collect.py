@@ -14,7 +14,6 @@ import os
 import stat
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 
 from .errors import RequestError
 from .types import File
@@ -58,12 +57,12 @@ def write_inputs(workdir: str, files: Mapping[str, bytes]) -> None:
             file.write(data)
 
 
-@dataclass
 class Collected:
     """What was found, and what had to be left out."""
 
-    files: dict[str, File] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.files: dict[str, File] = {}
+        self.warnings: list[str] = []
 
 
 def snapshot(workdir: str) -> dict[str, Stamp]:

@@ -14,12 +14,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, ClassVar, Self
 
 from .api import Runner, create_runner
 from .errors import BelljarError, Partial, RequestError
+from .records import plain, record
 from .types import Mount, Result, Status
 
 Context = Mapping[str, Any] | None
@@ -31,7 +31,7 @@ class SecurityLevel(StrEnum):
     STRICT = "strict"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class SandboxConfig:
     """A level and what differs from it. None leaves a field to the configuration and the level."""
 
@@ -50,8 +50,7 @@ class SandboxConfig:
 
     def options(self) -> dict[str, Any]:
         """The keywords for `create_runner`."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in given.items() if value is not None}
+        return {name: value for name, value in plain(self).items() if value is not None}
 
 
 class Sandbox:

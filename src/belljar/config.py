@@ -21,20 +21,20 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, cast
 
 from . import policy_fields, units
 from .config_keys import ALIASES, KEYS, LEVELS, TABLES, VARIABLES, StoreCode, from_text, strictness
 from .errors import ConfigError, PolicyError
 from .policy import Ceiling, Level
+from .records import field, plain, record
 
 OPERATOR_FILE = "/etc/belljar/belljar.toml"
 FOUND_FILE = "belljar.toml"
 _MOST_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Settings:
     """What the operator and the user decided before any request.
 
@@ -57,7 +57,7 @@ class Settings:
         """Every setting by its dotted key, as plain JSON values: what `belljar settings` prints."""
         flat: dict[str, Any] = {"backend": self.backend, "level": self.level}
         flat |= {f"defaults.{name}": value for name, value in self.defaults.items()}
-        flat |= {f"ceiling.{f.name}": getattr(self.ceiling, f.name) for f in fields(Ceiling)}
+        flat |= {f"ceiling.{name}": value for name, value in plain(self.ceiling).items()}
         flat["fallback.allow"] = list(self.fallback_allow)
         for name in ("block_dangerous_imports", "store_code", "language_file", "user"):
             flat[name] = getattr(self, name)

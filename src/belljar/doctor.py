@@ -11,13 +11,13 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from . import policy
 from .backends.base import Backend
 from .config import Settings
 from .errors import BelljarError, PolicyUnenforceable
+from .records import field, plain, record, replace
 from .resolve import resolve
 from .types import Enforcement, Request
 from .units import human_size
@@ -29,7 +29,7 @@ State = Literal["ok", "warn", "missing"]
 Read = Callable[[str], "str | None"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Finding:
     """One fact about the host. `fix` is a command or a setting, where there is something to fix."""
 
@@ -39,10 +39,10 @@ class Finding:
     fix: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
+        return plain(self)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class BackendReport:
     """One backend on this host, under the default policy of the configured level.
 
@@ -60,12 +60,12 @@ class BackendReport:
     enforcement: Mapping[str, Enforcement] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        plain = {name: getattr(self, name) for name in self.__slots__}
-        plain["notes"], plain["lacking"] = list(self.notes), list(self.lacking)
-        plain["enforcement"] = {
+        told = plain(self)
+        told["notes"], told["lacking"] = list(self.notes), list(self.lacking)
+        told["enforcement"] = {
             name: {"state": held.state, "by": held.by} for name, held in self.enforcement.items()
         }
-        return plain
+        return told
 
 
 def host(settings: Settings) -> list[Finding]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from . import languages
@@ -15,6 +14,7 @@ from .config import Settings, load
 from .errors import BackendUnavailable, BelljarError, LanguageMissing, PolicyUnenforceable
 from .events import Emit, Event, FanOut, RunFailed, RunFinished, RunStarted, Sink
 from .policy import DANGEROUS_MODULES, Modules, Policy
+from .records import replace
 from .resolve import Resolved, resolve
 from .types import GuestError, Request, Result, Status
 

@@ -17,11 +17,12 @@ A guest that fails is a `Result`, never one of these.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from .records import record
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+
+@record
 class Partial:
     """Output that reached us before the sandbox itself failed."""
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from .records import record
 from .types import Display, Request, Result
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class RunStarted:
     """A request was admitted and its backend chosen."""
 
@@ -18,7 +18,7 @@ class RunStarted:
     backend: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Output:
     """Bytes the guest wrote, exactly as written, within the output cap."""
 
@@ -27,7 +27,7 @@ class Output:
     data: bytes
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Displayed:
     """Something the guest showed."""
 
@@ -35,14 +35,14 @@ class Displayed:
     display: Display
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class RunFinished:
     """The run is over and nothing of it is left."""
 
     result: Result
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class RunFailed:
     """A run that had started has no result: the sandbox broke, or the caller ended it.
 

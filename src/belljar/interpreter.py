@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-from dataclasses import dataclass
 from functools import cache
 
 from .errors import RequestError
+from .records import record
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Interpreter:
     """An executable, the directories it reads at start, and its version."""
 
@@ -26,6 +25,8 @@ OLDEST = (3, 9)  # what the guest worker is written for
 @cache
 def find(python: str | None) -> Interpreter:
     """The interpreter `python` (a path, a name on PATH, a virtualenv), or the one running this."""
+    import shutil
+
     if python is None:
         found = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
         return Interpreter(

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from . import languages, policy_fields
 from .collect import checked_name
 from .config import read_bytes
 from .errors import ConfigError, LanguageUnknown, PolicyError, RequestError
+from .records import replace
 from .types import Language, Place
 
 KEYS = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -32,7 +31,7 @@ def installed(language: Language, backend: str = "") -> str:
     if not command:
         raise _missing(language, f"has no command for backend {backend!r}", backend)
     if not language.version:
-        path = shutil.which(command[0])
+        path = _which(command[0])
         if path is None:
             raise _missing(language, f"{command[0]!r} is not installed", backend)
         return path
@@ -57,7 +56,7 @@ def python_of(language: Language, python: str | None, backend: str = "") -> str 
         return python
     command = language.command_on(backend)
     if command:
-        path = shutil.which(command[0])
+        path = _which(command[0])
         if path is None:
             raise _missing(language, f"{command[0]!r} is not installed", backend)
         return path
@@ -78,7 +77,7 @@ def python_of(language: Language, python: str | None, backend: str = "") -> str 
 def missing(language: Language) -> bool:
     """Whether a language has a command of its own that is not on PATH. Starts nothing."""
     command = language.command
-    return bool(command) and not language.version and shutil.which(command[0]) is None
+    return bool(command) and not language.version and _which(command[0]) is None
 
 
 def pythons() -> list[str]:
@@ -136,7 +135,7 @@ def _candidates(names: tuple[str, ...]) -> Iterator[str]:
     """Commands of these names, the first name everywhere before the second."""
     for name in names:
         for directory in _directories():
-            if path := shutil.which(name, path=directory):
+            if path := _which(name, path=directory):
                 yield path
 
 
@@ -146,3 +145,9 @@ def _missing(language: Language, why: str, backend: str) -> BelljarError:
     if elsewhere and backend not in elsewhere:
         fix = f"{fix}, or use backend {elsewhere[0]}" if fix else f"use backend {elsewhere[0]}"
     return LanguageMissing(f"{language.name} cannot run here: {why}", fix=fix)
+
+
+def _which(name: str, path: str | None = None) -> str | None:
+    import shutil  # late: most runs need nothing of it, and it imports every compressor
+
+    return shutil.which(name, path=path)

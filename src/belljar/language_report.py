@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass, replace
 from typing import Any
 
 from . import interpreter, language_host, languages
 from .backends.base import Backend
 from .doctor import Backends
 from .errors import BelljarError, LanguageUnknown
+from .records import plain, record, replace
 from .resolve import resolve
 from .types import Language, Request
 
@@ -17,7 +17,7 @@ from .types import Language, Request
 _NEWEST_PYTHON = (3, 14)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class LanguageReport:
     """One language; `backends` are those of this host that would run it, with `problem` if none."""
 
@@ -32,8 +32,7 @@ class LanguageReport:
     fix: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        plain = {name: getattr(self, name) for name in self.__slots__}
-        return plain | {"backends": list(self.backends), "extensions": list(self.extensions)}
+        return plain(self) | {"backends": list(self.backends), "extensions": list(self.extensions)}
 
 
 def reports(engine: Backends) -> list[LanguageReport]:

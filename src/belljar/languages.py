@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 
 from . import interpreter, language_host
 from .config import Settings
 from .errors import LanguageUnknown
+from .records import replace
 from .types import Language, Request
 
 BUILT_IN: Mapping[str, Language] = {

@@ -26,14 +26,14 @@ import sys
 import threading
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from importlib.util import decode_source
 
 from .lint_rules import SYS_TRICKS, TELLING, Rules
 from .policy import Modules
+from .records import positional_record, replace
 
 
-@dataclass(frozen=True, slots=True)
+@positional_record
 class Finding:
     """One thing not accepted. Line and column count from 1; `file` is "" for the program itself."""
 

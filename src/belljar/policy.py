@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cache
 from typing import Any, Literal
 
 from .errors import PolicyError
+from .records import field, plain, record
 
 
 class Isolation(StrEnum):
@@ -48,7 +48,7 @@ _RANKS = {
 Level = Literal["permissive", "standard", "strict"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Limits:
     """What a run may use up: seconds, bytes, cores, counts; `fuel` where a backend counts it."""
 
@@ -62,7 +62,7 @@ class Limits:
     fuel: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Network:
     """`off`, `any` or `hosts`: `allow` (names, `*.wildcards`, `host:port`) less `blocked_ports`."""
 
@@ -71,7 +71,7 @@ class Network:
     blocked_ports: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Filesystem:
     """Host paths beyond the work directory. `hidden` wins over both others; `protect` is what it is
     for a Mount, for every path of `read_write`."""
@@ -83,7 +83,7 @@ class Filesystem:
     protect: bool = True
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Modules:
     """What the import lint accepts. `allow=None` accepts everything that `deny` does not name."""
 
@@ -95,7 +95,7 @@ class Modules:
         return self.allow is not None or bool(self.deny)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Policy:
     """A complete set of rules. `explicit` names the fields that the request itself set."""
 
@@ -111,7 +111,7 @@ class Policy:
         return {
             "level": self.level,
             "min_isolation": self.min_isolation.value,
-            "limits": {f.name: getattr(self.limits, f.name) for f in fields(Limits)},
+            "limits": plain(self.limits),
             "network": {
                 "mode": self.network.mode,
                 "allow": list(self.network.allow),
@@ -174,7 +174,7 @@ def _level_policy(level: Level) -> Policy:
             )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Ceiling:
     """What the operator allows at most. None means that the operator sets no bound."""
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import posixpath
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import Any
 
 from . import units
 from .errors import PolicyError
 from .policy import DANGEROUS_MODULES, LEVEL_MODULES, Filesystem, Level, Modules, Network
+from .records import names, plain
 from .types import Mount
 
 # How each limit is read. Also the list of limits that a request and the ceiling may name.
@@ -63,10 +63,10 @@ def _host(given: object) -> str:
 def parse_filesystem(given: object) -> Filesystem:
     """A mapping of `read_only`, `read_write`, `hidden` (absolute paths), and two switches."""
     if isinstance(given, Filesystem):
-        given = {f.name: getattr(given, f.name) for f in fields(Filesystem)}
+        given = plain(given)
     if not isinstance(given, Mapping):
         raise PolicyError("filesystem", f"cannot be a {type(given).__name__}")
-    _known("filesystem", given, tuple(f.name for f in fields(Filesystem)))
+    _known("filesystem", given, names(Filesystem))
     paths = {
         name: tuple(
             _absolute(f"filesystem.{name}", path)

@@ -12,13 +12,13 @@ from __future__ import annotations
 import json.decoder  # noqa: F401
 import keyword
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from .errors import RequestError
 from .guest import protocol, values
 from .guest.displays import MAX_DISPLAYS, is_mime
 from .guest.failures import MAX_MESSAGE, MAX_TRACEBACK, cut
+from .records import record
 from .types import Display, GuestError, Request
 
 # Everything that one run may report: a value, an error and all displays together.
@@ -26,7 +26,7 @@ MAX_REPORT = 64 << 20
 MAX_CONTEXT = 256 << 20
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Hint:
     """What the exception says the program ran out of: the guest's word, not a measurement."""
 
@@ -189,6 +189,14 @@ def _text(fields: Mapping[str, Any], name: str, size: int) -> str:
 
 def run_frame(request: Request, filename: str = "main.py") -> bytes:
     """The RUN frame that hands `request` to a worker; RequestError names what cannot be sent."""
+    payload = protocol.dumps(run_fields(request, filename))
+    if len(payload) > protocol.MAX_HOST_FRAME:
+        raise RequestError("context", "is larger than a frame can be")
+    return protocol.encode(protocol.RUN, payload)
+
+
+def run_fields(request: Request, filename: str) -> dict[str, Any]:
+    """What a RUN frame says, in plain values; RequestError names what cannot be sent."""
     context = {}
     for name, value in request.context.items():
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
@@ -207,7 +215,4 @@ def run_frame(request: Request, filename: str = "main.py") -> bytes:
             protocol.dumps(content)
         except ValueError:
             raise RequestError(field, "contains half of a surrogate pair") from None
-    payload = protocol.dumps({**fields, "filename": filename, "context": context})
-    if len(payload) > protocol.MAX_HOST_FRAME:
-        raise RequestError("context", "is larger than a frame can be")
-    return protocol.encode(protocol.RUN, payload)
+    return {**fields, "filename": filename, "context": context}

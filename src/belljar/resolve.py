@@ -9,18 +9,18 @@ the program's language, which say more about it, and the request.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 from .errors import PolicyError
 from .policy import Ceiling, Isolation, Policy, level_policy
 from .policy_fields import LIMITS, parse_filesystem, parse_modules, parse_network
+from .records import record, replace
 from .types import Language, Mount
 
 POLICY_KEYS = (*LIMITS, "network", "filesystem", "modules", "min_isolation")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Resolved:
     """The policy to run under, and what the operator's ceiling changed about the request."""
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import secrets
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
 from .guest import values
+from .records import field, plain, positional_record, record
 
 
 class Status(StrEnum):
@@ -29,7 +28,7 @@ Limit = Literal["pids", "disk", "output", "fds"]
 State = Literal["enforced", "best_effort", "absent"]
 
 
-@dataclass(frozen=True, slots=True)
+@positional_record
 class Mount:
     """A host path shown to the guest at `dst`; a relative one is below the work directory.
 
@@ -43,7 +42,7 @@ class Mount:
     protect: bool = True
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Usage:
     """What the run cost, as the kernel counted it. Seconds and bytes; None where nobody counted."""
 
@@ -55,7 +54,7 @@ class Usage:
     stderr_bytes: int = 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class GuestError:
     """An exception that the guest's own program raised and nobody caught."""
 
@@ -64,14 +63,14 @@ class GuestError:
     traceback: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Display:
     """One thing the program showed: MIME type to text (binary types as base64, as Jupyter does)."""
 
     data: Mapping[str, str]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class File:
     """A file that the run left changed. `data` is None unless an output glob asked for it."""
 
@@ -85,7 +84,7 @@ class File:
         return (self.data or b"").decode("utf-8", "replace")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Enforcement:
     """What a backend does about one policy field, and with which mechanism."""
 
@@ -93,7 +92,7 @@ class Enforcement:
     by: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class KillProof:
     """How the run was ended and what was left of it: `survivors` is counted after the kill."""
 
@@ -104,10 +103,10 @@ class KillProof:
 
 def new_id() -> str:
     """A run's id: unguessable, short enough to type."""
-    return secrets.token_hex(8)
+    return os.urandom(8).hex()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Result:
     """The one answer to a run, whatever backend gave it."""
 
@@ -139,6 +138,8 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """Stable, strict JSON: no NaN, no lone surrogates, bytes as base64."""
+        import base64
+
         return {
             "id": self.id,
             "status": self.status.value,
@@ -167,13 +168,13 @@ class Result:
                 }
                 for path, file in self.files.items()
             },
-            "usage": {name: getattr(self.usage, name) for name in Usage.__slots__},
+            "usage": plain(self.usage),
             "timings": dict(self.timings),
             "enforcement": {
                 name: {"state": held.state, "by": held.by}
                 for name, held in self.enforcement.items()
             },
-            "kill": self.kill and {name: getattr(self.kill, name) for name in KillProof.__slots__},
+            "kill": self.kill and plain(self.kill),
             "settled": self.settled,
             "backend": self.backend,
             "backend_reason": self.backend_reason,
@@ -191,7 +192,7 @@ def clean_text(text: str) -> str:
     return text
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Place:
     """What one backend starts a language with, where that is not the language's own."""
 
@@ -199,7 +200,7 @@ class Place:
     image: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Language:
     """How programs in one language are started, and the limits that they start from.
 
@@ -234,7 +235,7 @@ class Language:
         return self.image if place is None or place.image is None else place.image
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Request:
     """One program to run, without the rules it runs under (those are the Policy).
 

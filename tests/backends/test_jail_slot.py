@@ -169,18 +169,23 @@ def test_an_interrupt_ends_the_run(runner: Runner) -> None:
 @pytest.mark.parametrize("settle", ["now", "later"])
 def test_a_run_whose_slot_was_killed_does_not_live_on(settle: str) -> None:
     """The guest says its last word and stays; its slot is killed, as an administrator might."""
-    code = "import os, time\nos._exit = lambda code, sleep=time.sleep: sleep(600)"
+    stay = "os._exit = lambda code, sleep=time.sleep: sleep(600)"
+    code = f"import os, time\n{stay}\nprint(1, flush=True)"
+    started = threading.Event()
     failed: list[BackendFailed] = []
     with _runner(parked=0) as runner:
 
         def work() -> None:
             try:
-                runner.execute(code, settle=settle, timeout=300)
+                runner.execute(
+                    code, settle=settle, timeout=300, on_stdout=lambda text: started.set()
+                )
             except BackendFailed as error:
                 failed.append(error)
 
         thread = threading.Thread(target=work)
         thread.start()
+        assert started.wait(60)
         _until(lambda: len(_at_depth(3)) == 2)  # the anchor and the guest
         if settle == "later":
             thread.join()

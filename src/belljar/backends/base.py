@@ -22,13 +22,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Protocol
 
 from ..errors import PolicyUnenforceable
 from ..events import Emit
 from ..policy import Isolation, Policy
+from ..records import record
 from ..types import Enforcement, Request, Result
 
 # Every field a backend must account for in its enforcement report.
@@ -38,7 +38,7 @@ FIELDS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Availability:
     """Whether a backend can run here; if not, why, and the command that changes it."""
 
@@ -48,7 +48,7 @@ class Availability:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Plan:
     """A policy compiled for one backend: everything `run` needs, and what will hold each field.
 
@@ -61,7 +61,7 @@ class Plan:
     policy: Policy
     enforcement: Mapping[str, Enforcement]
     spec: Any = None
-    warnings: tuple[str, ...] = field(default=())
+    warnings: tuple[str, ...] = ()
 
 
 class Cancel:

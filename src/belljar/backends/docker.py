@@ -32,7 +32,6 @@ import tempfile
 import threading
 import time
 import weakref
-from dataclasses import replace
 
 from .. import collect
 from ..docker_api import Api, ApiError, connect
@@ -40,6 +39,7 @@ from ..errors import BackendFailed, BackendUnavailable, BelljarError, RequestErr
 from ..events import Emit
 from ..images import names
 from ..policy import Isolation, Policy
+from ..records import replace
 from ..report import run_frame
 from ..types import Request, Result
 from . import agent_link, docker_plan, docker_report, outcome, protect

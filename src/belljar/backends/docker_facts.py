@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import Any
 
 from ..docker_api import Api, ApiError
+from ..records import record
 
 # Where else engines and their runtimes listen: none of these is ever shown to a guest.
 ENGINE_SOCKETS = (
@@ -16,7 +16,7 @@ ENGINE_SOCKETS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class EngineFacts:
     """Everything `compile` needs to know about an engine."""
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import secrets
 import stat
-from dataclasses import dataclass
 from typing import Any
 
 from .. import languages
@@ -18,6 +17,7 @@ from ..collect import MAX_BYTES, MAX_DEPTH, MAX_FILES, MAX_SECONDS
 from ..errors import BackendUnavailable, RequestError
 from ..images.names import image_for, image_name
 from ..policy import Policy
+from ..records import record
 from ..types import Request
 from . import protect
 from .docker_facts import EngineFacts
@@ -41,7 +41,7 @@ _PLACES = ("/proc", "/dev", "/sys")
 Binds = tuple[tuple[str, str, str], ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Shape:
     """A container, as far as it is made before the program is known."""
 
@@ -58,7 +58,7 @@ class Shape:
     strict: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Spec:
     """Everything `run` needs. `keep` says whether a container like it is worth keeping ready.
 

@@ -7,7 +7,6 @@ import select
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from ..capture import HeadTail
@@ -22,6 +21,7 @@ from ..errors import (
 )
 from ..events import Emit, Output
 from ..guest import agent, protocol
+from ..records import record
 from ..report import Report
 from ..types import File
 from .base import Cancel
@@ -34,7 +34,7 @@ _PIECE = 1 << 18
 _KINDS = {agent.STDOUT: "stdout", agent.STDERR: "stderr"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Told:
     """How the run ended, from the kernel through pid 1, or from the engine."""
 

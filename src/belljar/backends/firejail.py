@@ -24,10 +24,10 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import replace
 
 from ..guest import protocol
 from ..policy import Policy
+from ..records import replace
 from ..types import Enforcement, Request
 from . import jail_plan, launched_plan, protect
 from .base import absent, best_effort, enforced

@@ -32,12 +32,12 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from dataclasses import dataclass
 
 from .. import languages
 from ..errors import BackendUnavailable, LanguageMissing, LanguageUnknown, RequestError
 from ..events import Emit
 from ..policy import Isolation, Policy
+from ..records import record
 from ..types import Enforcement, KillProof, Request, Result, Status
 from . import outcome
 from .base import (
@@ -62,7 +62,7 @@ _TICK = 0.05
 _turn = threading.Lock()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Spec:
     """What a run needs beyond the policy, as plain values."""
 

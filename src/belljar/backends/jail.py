@@ -30,13 +30,13 @@ import contextlib
 import os
 import time
 import weakref
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .. import collect, languages
 from ..errors import BackendFailed
 from ..events import Emit
 from ..policy import Isolation, Policy
+from ..records import replace
 from ..types import Enforcement, Request, Result
 from . import jail_plan, jail_report, outcome, protect
 from .base import Availability, Cancel, Plan, refuse_unless_held

@@ -11,8 +11,6 @@ import math
 import os
 import re
 import resource
-import shutil
-from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +20,7 @@ from ..guest import protocol
 from ..interpreter import find as find_interpreter
 from ..linux import root
 from ..policy import Policy
+from ..records import positional_record, record, replace
 from ..types import Request
 from . import protect
 
@@ -34,6 +33,15 @@ LAYERS = (
 )  # fmt: skip
 
 GUEST_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# What a guest's environment is, unless a request says otherwise.
+GUEST_ENV = {
+    "PATH": GUEST_PATH,
+    "HOME": root.WORK,
+    "TMPDIR": "/tmp",
+    "LANG": "C.UTF-8",
+    "USER": "user",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
 GUEST_DIR = "/.belljar"
 # What programs read to start at all.
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
@@ -72,7 +80,7 @@ _WATCH_EVERY = 0.02
 Inside = tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@positional_record
 class View:
     """The file tree of a jail: see `linux/root.py`."""
 
@@ -83,7 +91,7 @@ class View:
     mapped: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@positional_record
 class Outer:
     """A zygote: what it sees, what it has imported, what is switched off in it."""
 
@@ -95,7 +103,7 @@ class Outer:
     open_network: bool
 
 
-@dataclass(frozen=True, slots=True)
+@positional_record
 class Shape:
     """An inner jail, as far as it is made before the program is known."""
 
@@ -127,10 +135,11 @@ class Shape:
             "rlimits": self.rlimits,
             "watch": {"every": every, "memory": memory, "cpu": cpu} if self.watch else None,
             "waiting": self.waiting,
+            "env": GUEST_ENV,
         }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Spec:
     """Everything `run` needs. `keep` says whether the zygote is worth keeping for other runs.
 
@@ -294,6 +303,8 @@ def _rlimits(policy: Policy, grouped: bool, file_size: int | None) -> tuple[tupl
 
 def _program(request: Request) -> tuple[tuple[str, ...], str | None, bool, tuple[str, ...]]:
     """(argv or nothing for our own interpreter, program file, worker, paths to show for it)."""
+    import shutil
+
     if request.command:
         path = shutil.which(request.command[0], path=GUEST_PATH)
         if path is None:

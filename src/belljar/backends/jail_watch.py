@@ -6,9 +6,9 @@ import os
 import select
 import signal
 import time
-from dataclasses import replace
 
 from ..events import Emit
+from ..records import replace
 from ..report import Report
 from . import outcome
 from .base import Cancel, Plan

@@ -37,7 +37,6 @@ import sys
 import time
 import weakref
 from contextlib import ExitStack
-from dataclasses import asdict, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +45,7 @@ from ..errors import BackendFailed
 from ..events import Emit
 from ..interpreter import can_reach
 from ..policy import Isolation, Policy
+from ..records import plain, replace
 from ..report import Report, run_frame
 from ..types import Request, Result
 from . import landlock_plan, landlock_report, outcome, run_directory, supervised
@@ -269,7 +269,7 @@ class LandlockBackend:
         spec, request = plan.spec, plan.request
         work, private = os.path.join(root, "work"), os.path.join(root, "tmp")
         cpus, first = self.facts.cpus, next(self._turn)
-        watch = None if spec.watch is None else {**asdict(spec.watch), "paths": [work, private]}
+        watch = None if spec.watch is None else {**plain(spec.watch), "paths": [work, private]}
         return {
             "argv": list(spec.argv),
             "env": {

@@ -18,7 +18,6 @@ import math
 import os
 import resource
 import tempfile
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Literal
 
@@ -26,6 +25,7 @@ from .. import language_host, languages
 from ..guest import protocol
 from ..interpreter import find as find_interpreter
 from ..policy import Isolation, Policy
+from ..records import record
 from ..types import Request
 from . import process_plan
 from .jail_plan import _ALWAYS_THERE, DATA_MODULES, STANDARD_MODULES, imported, inside_any
@@ -47,7 +47,7 @@ _WATCH_EVERY = 0.02
 _MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Watching:
     """What the supervisor counts, because the kernel holds it to nothing. Zero means: not this."""
 
@@ -60,7 +60,7 @@ class Watching:
     written: int = 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Spec:
     """What a supervisor is told, apart from the paths that exist only during the run."""
 

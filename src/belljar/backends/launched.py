@@ -24,7 +24,6 @@ import socket
 import subprocess
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .. import collect
@@ -32,6 +31,7 @@ from ..errors import BackendFailed, BackendUnavailable
 from ..events import Emit
 from ..linux import root
 from ..policy import Isolation, Policy
+from ..records import replace
 from ..report import Report
 from ..types import Enforcement, Request, Result
 from . import launched_plan, outcome, protect, supervised, tools

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..guest import protocol
 from ..interpreter import find as find_interpreter
 from ..linux import root
 from ..policy import Policy
+from ..records import record, replace
 from ..types import Enforcement, Request
 from . import jail_plan, jail_report
 from .base import absent, best_effort, enforced
@@ -46,7 +46,7 @@ _WATCH_EVERY, _WATCH_DISK_EVERY = 0.02, 0.05
 Show = tuple[str, str, str, Inside]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Places:
     """Where things are in a sandbox. `scratch` are the file systems that it can write to, `probe`
     is a directory that only Landlock keeps it from writing to ("mkdir") or reading ("list")."""
@@ -60,7 +60,7 @@ class Places:
     writable: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Sandbox:
     """What a tool is to make, in plain values: the input of the argv compilers.
 
@@ -84,7 +84,7 @@ class Sandbox:
     maps_root: bool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Ends:
     """Descriptor numbers that must pass through the tool. `filter` is our seccomp program, for a
     tool that takes one, and `data` other files that the tool reads."""
@@ -106,7 +106,7 @@ class Ends:
         return (*self.stage, *((self.filter,) if self.filter >= 0 else ()), *self.data)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Spec:
     """Everything `run` needs."""
 

@@ -31,13 +31,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from types import ModuleType
 
 from .. import collect
 from ..errors import BackendFailed, ConfigError, PolicyUnenforceable
 from ..events import Emit
 from ..policy import Isolation, Policy
+from ..records import replace
 from ..report import run_frame
 from ..types import Request, Result
 from . import outcome, portable_plan

@@ -11,12 +11,12 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from .. import language_host, languages
 from ..errors import BackendUnavailable, CommandNotFound
 from ..interpreter import find as find_interpreter
 from ..policy import Policy
+from ..records import record
 from ..types import Enforcement, Request
 from .base import absent, best_effort, enforced
 
@@ -35,7 +35,7 @@ _DATA_SLACK = 256 << 20
 _CPU_SLACK = 5.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Host:
     """What `compile` needs to know about this machine."""
 
@@ -73,7 +73,7 @@ def this_host() -> Host:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Watched:
     """What the watchdog ends a run for. Zero means that it does not look at this."""
 
@@ -83,7 +83,7 @@ class Watched:
     disk: int = 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Spec:
     """What a run is started with, apart from the paths that exist only while it lasts.
 

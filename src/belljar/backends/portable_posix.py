@@ -26,6 +26,7 @@ from functools import lru_cache
 
 from ..errors import BackendFailed
 from ..guest import protocol
+from ..records import positional_record
 from .portable_tree import Launch, Load, Reaped
 
 _SHELL = "/bin/sh"
@@ -41,7 +42,7 @@ def worker_code(read_fd: int, write_fd: int) -> str:
     return protocol.boot_code(protocol.GUEST_DIR, read_fd, write_fd)
 
 
-@dataclass(frozen=True, slots=True)
+@positional_record
 class _Row:
     group: int
     pid: int

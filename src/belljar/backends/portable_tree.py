@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
+from ..records import record
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+
+@record
 class Launch:
     """Everything to start a run with. Descriptors are numbers and stay the caller's to close.
 
@@ -29,7 +30,7 @@ class Launch:
     job: tuple[tuple[str, float], ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Load:
     """What a tree uses at one moment; `cpu` includes members that have ended since we saw them."""
 
@@ -38,7 +39,7 @@ class Load:
     cpu: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Reaped:
     """The kernel's account of a run that is over."""
 

@@ -15,11 +15,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from ..capture import HeadTail
 from ..errors import BackendFailed, BelljarError, Partial
 from ..events import Emit, Output
+from ..records import record
 from ..report import Report
 from .base import Cancel
 from .portable_plan import Watched
@@ -37,7 +37,7 @@ _UNREAD = 8 << 20  # more than queue and pipes can hold: who writes after that i
 _POLLABLE = sys.platform != "win32"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Streams:
     """Our ends of the guest's pipes; the Watch owns them. `frames` are (read, write)."""
 
@@ -47,7 +47,7 @@ class Streams:
     frames: tuple[int, int] | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Ended:
     """How a run went, as the kernel and our clock have it."""
 

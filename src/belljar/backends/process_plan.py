@@ -11,7 +11,6 @@ import os
 import resource
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .. import language_host, languages
@@ -20,6 +19,7 @@ from ..guest import protocol
 from ..interpreter import find as find_interpreter
 from ..linux import seccomp
 from ..policy import Policy
+from ..records import record
 from ..types import Enforcement, Request
 from .base import absent, best_effort, enforced
 
@@ -49,7 +49,7 @@ _AF_INET, _AF_INET6, _AF_NETLINK = 2, 10, 16
 _SHM = 64 << 20
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Spec:
     """What the supervisor is told, apart from the paths that exist only during the run."""
 

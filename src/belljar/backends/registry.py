@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import sys
 
 from ..errors import BackendUnavailable
@@ -61,8 +60,12 @@ def load(name: str, **options: object) -> Backend:
         raise BackendUnavailable(
             f"backend {name!r} cannot be imported: {error}", fix=f"pip install 'belljar[{name}]'"
         ) from error
-    accepted = inspect.signature(factory).parameters
-    given = {key: value for key, value in options.items() if key in accepted and value is not None}
+    given = {key: value for key, value in options.items() if value is not None}
+    if given:
+        import inspect
+
+        accepted = inspect.signature(factory).parameters
+        given = {key: value for key, value in given.items() if key in accepted}
     backend: Backend = factory(**given)
     return backend
 

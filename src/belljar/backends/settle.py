@@ -8,7 +8,6 @@ had ended is killed when its time is up.
 from __future__ import annotations
 
 import contextlib
-import logging
 import queue
 import select
 import threading
@@ -40,6 +39,8 @@ class _Open:
         except Exception as error:  # noqa: BLE001 - one run must not keep the others from settling
             # Its result is long with the caller; the jail is killed and not used again.
             self.watch.abandon()
+            import logging
+
             logging.getLogger("belljar").error("a run that was not waited for: %s", error)
         self._cleanup.close()
         return True

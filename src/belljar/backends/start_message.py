@@ -8,10 +8,11 @@ from typing import Any
 
 from .. import collect
 from ..errors import RequestError
+from ..guest.protocol import MAX_HOST_FRAME
 from ..linux import root
-from ..report import run_frame
+from ..report import run_fields, run_frame
 from ..types import Request
-from .jail_plan import GUEST_PATH
+from .jail_plan import GUEST_ENV
 
 
 def start_message(
@@ -26,30 +27,25 @@ def start_message(
     """The bytes for `linux/run_guest.py`, and the state of the work directory that it makes of
     them. `file` is what the program is called there, and `room` what that directory can hold."""
     files = {collect.checked_name("files", name): data for name, data in request.files.items()}
-    program = b""
-    if worker:
-        program = run_frame(request, file or "")
+    # A worker that is started by a command reads its own frame; one that is there already gets the
+    # program with the rest, in a form that takes no time to read.
+    program = run_frame(request, file or "") if worker and argv else b""
+    run = run_fields(request, file or "") if worker and not argv else None
     if file and request.code is not None:  # also for the worker: multiprocessing reads it
         files[file] = request.code.encode("utf-8", "surrogatepass")
     if sum(map(len, files.values())) > room:
         raise RequestError("files", f"do not fit into a disk of {room} bytes", fix="raise `disk`")
     stamp = time.time_ns()
-    env = {
-        "PATH": GUEST_PATH,
-        "HOME": home,
-        "TMPDIR": "/tmp",
-        "LANG": "C.UTF-8",
-        "USER": "user",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        **request.env,
-    }
     start: dict[str, Any] = {
         "argv": list(argv),
+        "run": run,
         "frames": worker,
         "later": request.settle == "later",
-        "env": env,
+        "env": {**GUEST_ENV, "HOME": home, **request.env},
         "files": [(name, len(data), stamp) for name, data in files.items()],
     }
     head = marshal.dumps(start)
+    if len(head) > MAX_HOST_FRAME:
+        raise RequestError("context", "is larger than a start message can be")
     before: dict[str, collect.Stamp] = {n: (stamp, len(data), 0) for n, data in files.items()}
     return b"".join((len(head).to_bytes(4, "big"), head, *files.values(), program)), before

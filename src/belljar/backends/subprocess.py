@@ -31,7 +31,6 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .. import collect
@@ -40,6 +39,7 @@ from ..events import Emit
 from ..guest import protocol
 from ..interpreter import can_reach
 from ..policy import Isolation, Policy
+from ..records import replace
 from ..report import Report, run_frame
 from ..types import Request, Result
 from . import outcome, process_plan, run_directory, supervised

@@ -7,11 +7,11 @@ import select
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from ..capture import HeadTail
 from ..errors import BackendFailed, Partial
 from ..events import Emit, Output
+from ..records import record
 from ..report import Report
 from .base import Cancel
 
@@ -21,7 +21,7 @@ _DRAIN_SECONDS = 2.0  # after the end everything is already in the pipes
 _PIECE = 1 << 18
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Ended:
     """The supervisor's last word: what the kernel told it."""
 

@@ -7,12 +7,12 @@ import socket
 import subprocess
 import sys
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BackendFailed
 from ..events import Emit
 from ..policy import Limits
+from ..records import record
 from ..report import Report
 from ..types import new_id
 from . import outcome
@@ -31,7 +31,7 @@ _SEND_SECONDS = 30.0  # a supervisor that has not read its message by then is br
 _END_SECONDS = 10.0  # and so is one that has not ended the tree after we hung up
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Streams:
     """Our ends of a guest's standard streams, and its own."""
 

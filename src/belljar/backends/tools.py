@@ -6,16 +6,16 @@ import os
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
 
 from ..errors import BackendUnavailable
+from ..records import record
 
 # Not the caller's PATH: a program of this name in a directory of theirs is not the tool.
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Tool:
     """A sandbox program as it was found on this host."""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import signal as signals
-from dataclasses import dataclass
 
+from ..records import record
 from ..report import Report
 from ..types import Limit, Status
 
@@ -15,7 +15,7 @@ _FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT) if hasattr(errno, "EDQUOT") el
 _SIGKILL = 9  # Windows has no name for it
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Ending:
     """What ended a run, from the host's side.
 
@@ -29,7 +29,7 @@ class Ending:
     forks_refused: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Verdict:
     status: Status
     exit_code: int | None = None

@@ -32,7 +32,6 @@ import time
 import weakref
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +42,7 @@ from ..events import Emit
 from ..guest import protocol
 from ..linux import root
 from ..policy import Filesystem, Isolation, Policy
+from ..records import replace
 from ..report import Report, run_frame
 from ..types import Enforcement, GuestError, Request, Result
 from ..wasm import build, cache, engine

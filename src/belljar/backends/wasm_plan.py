@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from .. import languages
 from ..errors import BackendUnavailable
 from ..linux import root
 from ..policy import Filesystem, Policy
+from ..records import positional_record, record, replace
 from ..types import Mount, Request
 from ..wasm import build
 from ..wasm.cache import Library, boot
@@ -38,7 +38,7 @@ _VERSIONS = {"python": (3, 14)}  # what a versioned name such as python3.14 may 
 _WASM_DIRECTORY = os.path.dirname(os.path.abspath(build.__file__))
 
 
-@dataclass(frozen=True, slots=True)
+@positional_record
 class House:
     """A worker: its jail, what it is told to set up, and whether it may serve more than one run."""
 
@@ -54,7 +54,7 @@ class House:
     reusable: bool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Spec:
     """Everything `run` needs. In the sources of `guarded` the project's metadata is protected."""
 

@@ -14,13 +14,13 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..capture import HeadTail
 from ..errors import BackendFailed, Partial
 from ..events import Emit, Output
 from ..linux import root
+from ..records import record
 from ..report import Report
 from ..wasm import cache
 from .base import Cancel
@@ -43,7 +43,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _ENVIRONMENT = {"LANG": "C.UTF-8", "RUST_BACKTRACE": "0"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Ended:
     """How a run ended: `report` is the worker's last word, or None if it did not live to say it.
 

@@ -49,6 +49,7 @@ _ENVIRONMENT = {
 }
 _START_SECONDS = 60.0
 _SHELVES_A_ZYGOTE = 4
+_STREAM = socket.AF_UNIX, socket.SOCK_STREAM, 0
 _PARKED_LEAST = 2
 _FIRST_ID, _IDS = 1_900_000_000, 65_536
 _turns = itertools.count()
@@ -59,8 +60,9 @@ class Jail:
 
     def __init__(self, shelf: Shelf, slot: Slot, fds: list[int]) -> None:
         run, frames, self.stdin, self.stdout, self.stderr, self.work, self.pidfd = fds
-        self.run = socket.socket(fileno=run)
-        self.frames = socket.socket(fileno=frames)
+        # All is said of them: else Python asks the kernel of what kind each is.
+        self.run = socket.socket(*_STREAM, fileno=run)
+        self.frames = socket.socket(*_STREAM, fileno=frames)
         self.group = slot.group
         self._shelf, self._slot = shelf, slot
         self._open = {self.work, self.pidfd}

@@ -7,9 +7,7 @@ many programs, as in `.git/hooks`), or replace what is there unless the user sai
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
 from ..collect import checked_name
 from ..errors import RequestError
@@ -19,12 +17,12 @@ _DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLL
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
 
 
-@dataclass
 class Written:
     """The names that were written, and for each that was not, why."""
 
-    names: list[str] = field(default_factory=list)
-    problems: dict[str, str] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.problems: dict[str, str] = {}
 
 
 def write(
@@ -73,7 +71,7 @@ def _write_below(top: int, parts: list[str], data: bytes, *, force: bool) -> Non
             _write_new(parts[-1], parent, data)
             return
         # A rename replaces a link instead of writing through it, and never leaves half a file.
-        fresh = f".belljar-{secrets.token_hex(8)}"
+        fresh = f".belljar-{os.urandom(8).hex()}"
         _write_new(fresh, parent, data)
         try:
             os.replace(fresh, parts[-1], src_dir_fd=parent, dst_dir_fd=parent)

@@ -72,7 +72,7 @@ class Channel:
     def receive(self) -> protocol.Frame | None:
         """The next frame from the host, or None at the end of the stream."""
         while not self._frames:
-            data = os.read(self._read_fd, 1 << 20)
+            data = os.read(self._read_fd, 1 << 16)
             if not data:
                 return None
             self._frames = self._decoder.feed(data)
@@ -375,16 +375,16 @@ def _speak_utf8() -> None:
             stream.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
 
 
-def main(read_fd: int, write_fd: int | None = None) -> None:
-    """Serve one RUN from the host over a socket (or two pipes), then end as the program did."""
+def main(read_fd: int, write_fd: int | None = None, request: dict[str, Any] | None = None) -> None:
+    """Serve one RUN from the host over a socket (or two pipes), then end as the program did.
+
+    `request` is what the RUN frame would say, where it has come some other way.
+    """
     channel = Channel(read_fd, read_fd if write_fd is None else write_fd)
-    ready = {"protocol": 1, "python": sys.version.split()[0]}
-    channel.send(protocol.READY, protocol.dumps(ready))
-    frame = channel.receive()
-    if frame is None or frame.kind != protocol.RUN:
+    if request is None:
+        request = _requested(channel)
+    if request is None:
         return
-    request = protocol.loads(frame.payload, max_nodes=sys.maxsize)
-    del frame
     _hide_boot()
     _speak_utf8()
     sys.path.insert(0, "")
@@ -392,6 +392,16 @@ def main(read_fd: int, write_fd: int | None = None) -> None:
     channel.send(protocol.END, b"%d" % outcome.code)
     channel.close()
     outcome.leave()
+
+
+def _requested(channel: Channel) -> dict[str, Any] | None:
+    ready = {"protocol": 1, "python": sys.version.split()[0]}
+    channel.send(protocol.READY, protocol.dumps(ready))
+    frame = channel.receive()
+    if frame is None or frame.kind != protocol.RUN:
+        return None
+    request: dict[str, Any] = protocol.loads(frame.payload, max_nodes=sys.maxsize)
+    return request
 
 
 # These stay on the stack below the program, whose tracebacks must not show where we are installed.

@@ -11,15 +11,15 @@ import io
 import json
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import IO, Any
 
+from ..records import record
 from .tree import Entry, Tree
 
 _CHUNK = 1 << 20
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class PackedLayer:
     """A layer's tar file, open at its beginning, and what is known of it."""
 

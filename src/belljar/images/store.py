@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from ..docker_api import Api, ApiError
 from ..errors import BackendFailed
+from ..records import plain, record
 from . import names
 
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Image:
     """One image of ours, as the engine knows it."""
 
@@ -30,7 +30,7 @@ class Image:
     version: str
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
+        return plain(self)
 
 
 def images(api: Api) -> list[Image]:

@@ -11,11 +11,13 @@ import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from ..records import record
+
 # On a merged /usr these are links; the image is merged too, wherever its files come from.
 MERGED = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr/lib64"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Entry:
     """One path of an image: a copy of `source`, the bytes `data`, a link to `target`, or, with
     none of them, a directory."""

@@ -12,16 +12,16 @@ import fcntl
 import os
 import re
 import time
-from dataclasses import dataclass
 
 from ..errors import BackendFailed
+from ..records import positional_record
 
 _CONTROLLERS = ("memory", "pids", "cpu")
 _PERIOD = 100_000  # microseconds, for which a quota of processor time is given
 _NAME = re.compile(r"belljar-(\d+)-[0-9a-f]+")
 
 
-@dataclass(frozen=True, slots=True)
+@positional_record
 class Home:
     """Where groups can be made: version 1 has a directory a controller, version 2 has one."""
 

@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass
 from functools import cache
 
+from ..records import record
 from . import cgroup, landlock, namespaces, seccomp, syscalls
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class HostFacts:
     """Everything a Linux backend's `compile` needs to know about the host."""
 

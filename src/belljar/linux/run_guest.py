@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 FRAMES = 3
 GUEST_ID = 1000
-_REHEARSED = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/", "TMPDIR": "/tmp"}
 
 
 class Settled:
@@ -37,11 +36,17 @@ class Settled:
         self.last_capability = 0
         self.rulesets: dict[bool, int] = {}
         self.filters: dict[tuple[Any, ...], bytes] = {}
-        self.worker: Callable[[int], None] | None = None
+        self.worker: Callable[..., None] | None = None
+        self.env: dict[str, str] | None = None
         self.reseed: Callable[[], None] | None = None
         self.rehearse: Callable[[], None] | None = None
         self.modules: frozenset[str] = frozenset()
+        self.last_module = ""
         self.layers: frozenset[str] = frozenset()
+
+    def note_modules(self) -> None:
+        """Those of now are ours, later ones the program's."""
+        self.modules, self.last_module = frozenset(sys.modules), next(reversed(sys.modules))
 
 
 def be_guest(
@@ -66,7 +71,7 @@ def be_guest(
         _lose_everything(shape, settled, ruleset)
         _check(settled)
         if settled.rehearse is not None and shape["parked"]:
-            _rehearse_start()
+            _rehearse_start(settled, shape["env"])
             settled.rehearse()
         answer = _socket.socket(fileno=ready)
         passed = array.array("i", (work, mounts))
@@ -141,6 +146,7 @@ def _lose_everything(shape: dict[str, Any], settled: Settled, ruleset: int) -> N
             fd = os.open(f"/proc/self/{name}", os.O_WRONLY)
             os.write(fd, text)
             os.close(fd)
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))  # the slot's is not
     if shape["affinity"]:
         os.sched_setaffinity(0, shape["affinity"])
     for number, value in shape["rlimits"]:
@@ -219,17 +225,16 @@ def _refused(attempt: Callable[[], None]) -> bool:
     return False
 
 
-def _rehearse_start() -> None:
+def _rehearse_start(settled: Settled, env: dict[str, str]) -> None:
     """What `receive_start` does, done to nothing that stays."""
-    start = marshal.loads(marshal.dumps({"files": [("x", 1, 0)], "env": dict(_REHEARSED)}))
+    start = marshal.loads(marshal.dumps({"files": [("x", 1, 0)], "env": env}))
     for name, _, mtime in start["files"]:
         fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         os.write(fd, b"x"[:1])
         os.utime(fd, ns=(mtime, mtime))
         os.close(fd)
         os.unlink(name)
-    os.environ.clear()
-    os.environ.update(start["env"])
+    set_environment(settled, start["env"])
 
 
 def receive_start() -> dict[str, Any]:
@@ -251,9 +256,15 @@ def receive_start() -> dict[str, Any]:
                 piece = piece[os.write(fd, piece) :]
         os.utime(fd, ns=(mtime, mtime))
         os.close(fd)
-    os.environ.clear()
-    os.environ.update(start["env"])
     return start
+
+
+def set_environment(settled: Settled, wanted: dict[str, str]) -> None:
+    """Unless it is so already: most runs have the one that was rehearsed."""
+    if settled.env != wanted:
+        os.environ.clear()
+        os.environ.update(wanted)
+        settled.env = wanted
 
 
 def _read_exactly(size: int) -> bytes:
@@ -282,11 +293,12 @@ def _work(settled: Settled, start: dict[str, Any]) -> NoReturn:
     """Run the worker in this very process, then end as CPython would, but for tearing down."""
     code = 0
     try:
+        set_environment(settled, start["env"])
         gc.enable()
         if settled.reseed is not None:
             settled.reseed()
         assert settled.worker is not None
-        settled.worker(FRAMES)
+        settled.worker(FRAMES, None, start["run"])
     except SystemExit as leaving:
         code = _exit_code(leaving)
     except KeyboardInterrupt:
@@ -325,22 +337,23 @@ def _finish(settled: Settled, code: int) -> int:
         if threading is not None and threading.active_count() > 1:
             threading._shutdown()
         atexit._run_exitfuncs()
-        for name in ("__main__", *(sys.modules.keys() - settled.modules)):
-            _let_go(sys.modules.get(name))
-        _flush_files()
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None and not stream.closed:
-                stream.flush()
+        let_go_of_files(settled)
     except BaseException:  # noqa: BLE001 - the program's own handlers may raise anything
         return code or 120  # as CPython says when it cannot flush
     return code
 
 
-def rehearse_finish() -> None:
-    """What `_finish` does to every program, done to none."""
+def let_go_of_files(settled: Settled) -> None:
+    """Close those that only the program's variables hold, flush those that others do."""
+    _let_go(sys.modules.get("__main__"))
+    # A set of all names would copy every page that has one of them.
+    if next(reversed(sys.modules)) != settled.last_module:
+        for name in sys.modules.keys() - settled.modules:
+            _let_go(sys.modules.get(name))
     _flush_files()
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        if stream is not None and not stream.closed:
+            stream.flush()
 
 
 def _flush_files() -> None:

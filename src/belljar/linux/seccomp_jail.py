@@ -62,7 +62,7 @@ ALLOWED = _words("""
 # What the set-up of a run needs between BASE and DELTA.
 SETUP = _words("""
     mount umount2 unshare setns capset seccomp landlock_create_ruleset landlock_add_rule
-    landlock_restrict_self clone3
+    landlock_restrict_self clone3 sched_setscheduler
 """)
 
 # Each of these has been a way out of, or around, a sandbox; none is needed by a program of ours.
@@ -73,8 +73,8 @@ CLOSED = _words("""
     map_shadow_stack mbind memfd_secret migrate_pages mlockall modify_ldt mount_setattr move_mount
     move_pages name_to_handle_at open_by_handle_at open_tree perf_event_open personality pidfd_getfd
     pivot_root process_madvise process_mrelease process_vm_readv process_vm_writev ptrace quotactl
-    quotactl_fd reboot remap_file_pages request_key sched_setattr sched_setparam sched_setscheduler
-    set_mempolicy set_mempolicy_home_node setdomainname sethostname settimeofday statmount swapoff
+    quotactl_fd reboot remap_file_pages request_key sched_setattr sched_setparam set_mempolicy
+    set_mempolicy_home_node setdomainname sethostname settimeofday statmount swapoff
     swapon syslog userfaultfd vhangup vmsplice
 """)
 

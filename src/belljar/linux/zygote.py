@@ -152,7 +152,7 @@ def _settle(spec: dict[str, Any]) -> run_guest.Settled:
         seccomp.install(seccomp_jail.base())
     for name in [name for name in sys.modules if name.partition(".")[0] == __package__]:
         del sys.modules[name]
-    settled.modules = frozenset(sys.modules)
+    settled.note_modules()
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -175,7 +175,8 @@ def _preload(settled: run_guest.Settled, spec: dict[str, Any]) -> None:
                 importlib.import_module(name)
             except Exception:  # noqa: BLE001 - somebody else's module, which may do anything
                 continue  # the program will hear of it if it asks
-        settled.rehearse = _rehearsal(worker)
+        settled.note_modules()
+        settled.rehearse = _rehearsal(worker, settled)
         settled.rehearse()
     numpy = sys.modules.get("numpy")
     if numpy is not None:
@@ -192,7 +193,7 @@ str(frame), frame.to_csv(None)
 """
 
 
-def _rehearsal(worker: Any) -> Any:
+def _rehearsal(worker: Any, settled: run_guest.Settled) -> Any:
     """What a guest does while it waits: run an empty program through everything.
 
     Memory that a forked process touches first is copied then, page by page; done here, that time is
@@ -200,29 +201,24 @@ def _rehearsal(worker: Any) -> Any:
     """
 
     kept: list[Any] = []
-    protocol = worker.protocol
     program = "import sys\nprint(end='')\n1"
     if "pandas" in sys.modules:
         program = _TABLE + program
-    request = protocol.dumps({"code": program, "args": [], "context": {}})
-    frame = protocol.encode(protocol.RUN, request)
+    fields = {"code": program, "args": [], "filename": "main.py", "context": {}}
+    request = marshal.dumps(fields)
 
     def rehearse() -> None:
-        main = sys.modules["__main__"]
+        before, path, argv = sys.modules["__main__"], sys.path[:], sys.argv
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
-        ours.send(frame)
-        descriptor = theirs.detach()
-        channel = worker.Channel(descriptor, descriptor)
-        channel.send(protocol.READY, protocol.dumps({"protocol": 1}))
-        # Not to be freed: giving so large a block back would make malloc keep and clear the next.
-        kept.append(worker.Interpreter(channel))
-        kept[-1].run(protocol.loads(channel.receive().payload))
-        channel.send(protocol.END)
-        channel.close()
+        worker.main(theirs.detach(), None, marshal.loads(request))
         ours.close()
-        run_guest.rehearse_finish()
-        sys.modules["__main__"] = main
+        run_guest.let_go_of_files(settled)
+        # Not to be freed: giving so large a block back would make malloc keep and clear the next.
+        kept.append(builtins.display)  # type: ignore[attr-defined]
         del builtins.display  # type: ignore[attr-defined]
+        sys.modules["__main__"] = before
+        sys.path[:] = path
+        sys.argv = argv
 
     return rehearse
 

@@ -18,10 +18,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from ..errors import BackendFailed, BackendUnavailable
+from ..records import positional_record
 from . import build, engine
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -32,7 +32,7 @@ _BOOT = (
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
+@positional_record
 class Compiled:
     """A guest ready to run. `memory` is the size of its memory before it has run.
 
@@ -44,7 +44,7 @@ class Compiled:
     parts: tuple[tuple[str, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@positional_record
 class Library:
     """The installed engine: its version, and the directory of its Python package."""
 
