@@ -181,7 +181,7 @@ def spec(policy: Policy, request: Request, facts: HostFacts, active: frozenset[s
         if not named.isdisjoint(DATA_MODULES):
             preload += DATA_MODULES
     arrange = _view if mounts else _plain_view
-    bare = protect.unprotected(policy, request)
+    bare = protect.unprotected(policy, request) if mounts else frozenset()
     view, waiting, writable = arrange(
         mounts, needed, policy.filesystem.hidden, online, active, bare
     )
