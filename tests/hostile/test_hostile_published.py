@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 
+from belljar.backends import registry
+from belljar.backends.registry import BUILT_IN
 from belljar.cli import main
 from belljar.testing import hostile
-from belljar.testing.hostile import Card, Outcome, Verdict, published
+from belljar.testing.hostile import Card, Outcome, Verdict, published, render
 from belljar.testing.hostile.ablation import Ablated
 from belljar.testing.hostile.control import Controls, Fired
+from belljar.testing.hostile.subject import class_of
 
 SUITE = hostile.load()
 EXAMINE = importlib.import_module("belljar.testing.hostile.examine")  # its function has its name
@@ -178,3 +181,22 @@ def test_merging_needs_a_page_and_scorecards(
     assert main(["selftest", *words]) == 125
     assert "is not a scorecard" in capfd.readouterr().err
     assert not (tmp_path / "all.md").exists()
+
+
+SCORECARD = Path(__file__).resolve().parents[2] / "docs" / "scorecard.md"
+
+
+def test_our_own_page_is_made_of_its_data() -> None:
+    cards = published.read(SCORECARD.with_suffix(".json"))
+    assert SCORECARD.read_text("utf-8") == render.page(cards)
+
+
+def test_on_our_own_page_every_claim_is_held_and_no_isolation_is_shown_to_be_none() -> None:
+    cards = {each["backend"]: each for each in published.read(SCORECARD.with_suffix(".json"))}
+    # nsjail is no part of Debian: whoever has it adds its card.
+    assert set(BUILT_IN) - {"nsjail"} <= set(cards)
+    assert [name for name, each in cards.items() if each["failed"]] == ["inprocess"]
+    assert cards["inprocess"]["totals"]["breached"] > 0
+    for name, each in cards.items():
+        assert each["class"] == class_of(registry.load(name).isolation), name
+        assert each["totals"]["error"] == 0, name
