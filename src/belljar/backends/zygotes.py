@@ -369,6 +369,8 @@ class Zygote:
         first = next(self._core)
         cores = tuple(cpus[(first + i) % len(cpus)] for i in range(shape.cores))
         slot = self._slot(shelf)
+        # With more callers than processors it would not wait for long enough to warm up.
+        parked = parked and shelf.busy <= len(cpus)
         order = {"slot": slot.number, "parked": parked, **shape.message(cores)}
         try:
             slot.orders.sendall(marshal.dumps(order))

@@ -44,9 +44,9 @@ def facts() -> HostFacts:
 
 @cache
 def _probed() -> HostFacts:
-    userns = _try("namespaces")
-    proc = userns or _try("proc")
-    filters = _try("seccomp") if seccomp.supported() else f"no table for {syscalls.MACHINE}"
+    problems = _tried()
+    userns, proc = problems["namespaces"], problems["namespaces"] or problems["proc"]
+    filters = problems["seccomp"] if seccomp.supported() else f"no table for {syscalls.MACHINE}"
     return HostFacts(
         machine=syscalls.MACHINE,
         root=os.geteuid() == 0,
@@ -69,63 +69,97 @@ def _may_administer() -> bool:
     return bool(int(effective, 16) >> _CAP_SYS_ADMIN & 1)
 
 
-def _attempt(what: str) -> None:
-    """Runs in the throw-away process."""
-    if what == "seccomp":
-        syscalls.no_new_privileges()
-        seccomp.install(seccomp.guest_filter((seccomp.AF_UNIX,)))
-        return
+def _attempt() -> None:
+    """Runs in a throw-away process, which tries everything and says on descriptor 1 what failed.
+
+    Each line is a name and what went wrong. A line that does not come means that we died of it.
+    """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a host that ignores it passes that on
-    namespaces.enter(network=True)
-    if os.fork() == 0:
+    try:
+        namespaces.enter(network=True)
+    except OSError as error:
+        _say("namespaces", str(error))
+    else:
+        if os.fork() == 0:
+            _attempt_mounts()
+            os._exit(0)
+        os.wait()
+    if seccomp.supported():
         try:
-            namespaces.own_mounts()
-            if what == "proc":
-                namespaces.mount_proc()
-            namespaces.read_only_except(["/tmp"], [])
+            syscalls.no_new_privileges()
+            seccomp.install(seccomp.guest_filter((seccomp.AF_UNIX,)))
         except OSError as error:
-            os.write(1, str(error).encode())
-        os._exit(0)
-    os.wait()
+            _say("seccomp", str(error))
+        else:
+            _say("seccomp", "")
 
 
-def _try(what: str) -> str:
-    """Empty if it works here, else what went wrong."""
+def _attempt_mounts() -> None:
+    try:
+        namespaces.own_mounts()
+        namespaces.read_only_except(["/tmp"], [])
+    except OSError as error:
+        _say("namespaces", str(error))
+        return
+    _say("namespaces", "")
+    try:
+        namespaces.mount_proc()
+    except OSError as error:
+        _say("proc", str(error))
+        return
+    _say("proc", "")
+
+
+def _say(name: str, problem: str) -> None:
+    os.write(1, f"{name} {problem}\n".encode())
+
+
+def _tried() -> dict[str, str]:
+    """For each of what `_attempt` tries what went wrong, or nothing."""
     if threading.active_count() == 1 and len(os.listdir("/proc/self/task")) == 1:
-        return _try_forked(what)
-    # Forking a process that has threads is not safe: use a new interpreter.
+        told = _try_forked()
+    else:
+        told = _try_in_new_interpreter()
+    problems = dict.fromkeys(("namespaces", "proc", "seccomp"), "it could not be tried")
+    for line in told.splitlines():
+        name, _, problem = line.partition(" ")
+        problems[name] = problem
+    return problems
+
+
+def _try_in_new_interpreter() -> str:
+    """Forking a process that has threads is not safe."""
     code = (
         "import sys; sys.path.append(sys.argv[1])\n"
         "from belljar.linux import probe\n"
-        "try: probe._attempt(sys.argv[2])\n"
-        "except OSError as error: print(error)"
+        "probe._attempt()"
     )
     package_parent = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", code, package_parent, what],
-        capture_output=True,
+        [sys.executable, "-I", "-S", "-c", code, package_parent],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
         env={},
         text=True,
     )
-    return (done.stdout or done.stderr).strip()
+    return done.stdout
 
 
-def _try_forked(what: str) -> str:
+def _try_forked() -> str:
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.dup2(writer, 1)
         try:
-            _attempt(what)
-        except OSError as error:
-            os.write(1, str(error).encode())
+            _attempt()
         finally:
             os._exit(0)
     os.close(writer)
-    with open(reader, "rb") as answer:
-        problem = answer.read()
+    with open(reader, encoding="utf-8", errors="replace") as answer:
+        told = answer.read()
     try:
         os.waitpid(pid, 0)
     except ChildProcessError:  # this host ignores SIGCHLD, and the kernel waited for us
-        return problem.decode().strip()
-    return problem.decode().strip()
+        return told
+    return told
