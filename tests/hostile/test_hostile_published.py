@@ -58,6 +58,18 @@ def test_a_new_card_replaces_its_own_and_the_others_stay_as_they_were(tmp_path: 
     assert json.loads(path.with_suffix(".json").read_text())["failed"] is False
 
 
+def test_a_published_card_names_no_place_of_the_host_that_was_examined(tmp_path: Path) -> None:
+    seen = f"1 left: file {tmp_path}/a/canary.txt (3), '/home/me/x/y', /etc/passwd and /proc/1/maps"
+    outcomes = (Outcome(case=CASE, verdict=Verdict.BREACHED, reasons=(seen,)),)
+    one = Card(backend="one", klass="process", outcomes=outcomes, host=ROOT)
+    published.write(tmp_path / "card.md", [one])
+    (told,) = cards_in(tmp_path / "card.md").values()
+    assert told["cases"][0]["reasons"] == [
+        "1 left: file .../canary.txt (3), '.../y', /etc/passwd and /proc/1/maps"
+    ]
+    assert str(tmp_path) not in (tmp_path / "card.md").read_text()
+
+
 def test_root_and_an_ordinary_user_have_a_card_each(tmp_path: Path) -> None:
     path = tmp_path / "card.md"
     published.write(path, [card("one")])
