@@ -268,9 +268,9 @@ def test_a_zygote_that_was_killed_is_replaced(jar: Jar) -> None:
     fleet = jar.backend._fleet
     assert fleet is not None
     (zygote,) = fleet._zygotes.values()
-    below = _below(zygote._process.pid)
-    zygote._process.kill()
-    zygote._process.wait()
+    below = _below(zygote.process.pid)
+    zygote.process.kill()
+    zygote.process.wait()
     _wait_until_gone(below)  # a run that one of them had begun would fail, as it should
     assert jar.run("2").value == 2
 
@@ -281,7 +281,7 @@ def test_a_parked_jail_that_was_killed_is_not_handed_out(jar: Jar) -> None:
     fleet = jar.backend._fleet
     assert fleet is not None
     (zygote,) = fleet._zygotes.values()
-    parked = _below(zygote._process.pid)[2:]
+    parked = _below(zygote.process.pid)[2:]
     assert parked
     for pid in parked:
         with contextlib.suppress(ProcessLookupError):  # it died with another one
@@ -298,7 +298,7 @@ def test_closing_leaves_no_process_and_no_control_group() -> None:
     fleet = jar.backend._fleet
     assert fleet is not None
     (zygote,) = fleet._zygotes.values()
-    below = _below(zygote._process.pid)
+    below = _below(zygote.process.pid)
     assert len(below) >= 2  # the control arm: there was something
     jar.engine.close()
     assert [pid for pid in below if os.path.exists(f"/proc/{pid}")] == []

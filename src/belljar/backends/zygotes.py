@@ -16,37 +16,18 @@ import os
 import select
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING
 
 from ..errors import BackendFailed
+from . import blank
 from .jail_plan import GUEST_DIR, Outer, Shape
 
 if TYPE_CHECKING:
     from ..linux.cgroup import Group
     from ..linux.probe import HostFacts
 
-_LINUX_DIR = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "linux")
-_BOOT = (
-    "import sys;p=type(sys)('belljar_jail');p.__path__=[{directory!r}];"
-    "sys.modules['belljar_jail']=p;from belljar_jail.zygote import main;main({fd})"
-)
-# Libraries that would start threads, and a locale in which Python speaks UTF-8.
-_ENVIRONMENT = {
-    "LANG": "C.UTF-8",
-    "HOME": "/tmp",
-    "MPLCONFIGDIR": "/tmp",
-    "MPLBACKEND": "agg",
-    "JE_ARROW_MALLOC_CONF": "background_thread:false",
-    "LD_BIND_NOW": "1",  # symbols are looked up once, not in every guest
-    "MKL_NUM_THREADS": "1",
-    "NUMEXPR_NUM_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-}
 _START_SECONDS = 60.0
 _SHELVES_A_ZYGOTE = 4
 _STREAM = socket.AF_UNIX, socket.SOCK_STREAM, 0
@@ -186,20 +167,8 @@ class Zygote:
         self._shelves: dict[Shape, Shelf] = {}
         self._numbers = itertools.count(1)
         self._core = itertools.count()
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        flags = ["-I", "-B"] if outer.worker else ["-I", "-S", "-B"]
-        boot = _BOOT.format(directory=_LINUX_DIR, fd=theirs.fileno())
-        self._process = subprocess.Popen(
-            [sys.executable, *flags, "-c", boot],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-            env=_ENVIRONMENT,
-            cwd="/",
-            start_new_session=True,
-        )
-        theirs.close()
+        self._blank = blank.take(worker=outer.worker)
+        self.process, self._control = self._blank.process, self._blank.control
         try:
             self._greet()
         except BaseException:
@@ -331,11 +300,7 @@ class Zygote:
         self._control.close()
         for shelf in self._shelves.values():
             shelf.close()
-        try:
-            self._process.wait(_START_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._blank.end()
         for shelf in self._shelves.values():
             _remove_groups(shelf)
 

@@ -89,11 +89,34 @@ def _dispatch(words: list[str]) -> int:
             _print(f"belljar {__version__}", sys.stdout)
         return 0
 
+    name, rest = words[0], words[1:]
+    if name == "run" and _likely_jailed(rest):
+        return _with_a_start_ahead(name, rest)
+    return _run_command(name, rest)
+
+
+def _likely_jailed(rest: list[str]) -> bool:
+    """Whether it will need an interpreter for the jail, as far as words that nobody read tell."""
+    other = ("-h", "--help", "--explain", "--backend", "--lang", "--python")
+    return sys.platform == "linux" and not any(word.partition("=")[0] in other for word in rest)
+
+
+def _with_a_start_ahead(name: str, rest: list[str]) -> int:
+    """That interpreter starts while we import all that we need to say what it is to do."""
+    from ..backends import blank
+
+    try:
+        blank.start_ahead()
+        return _run_command(name, rest)
+    finally:
+        blank.end_unused()
+
+
+def _run_command(name: str, rest: list[str]) -> int:
     import importlib
 
     from .arguments import Parser, UsageError
 
-    name, rest = words[0], words[1:]
     command = COMMANDS.get(name)
     if command is None:
         import difflib

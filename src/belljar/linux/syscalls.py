@@ -167,6 +167,13 @@ def attach_tree(tree: int, path: str) -> None:
     call("move_mount", ctypes.c_int(tree), empty, ctypes.c_int(-100), target, ctypes.c_uint(4))
 
 
+def gather_pages(start: int, size: int) -> bool:
+    """Put memory of ours into huge pages now; False where the kernel cannot, or will not."""
+    collapse = 25  # MADV_COLLAPSE, since Linux 6.1
+    place, length = ctypes.c_void_p(start), ctypes.c_size_t(size)
+    return bool(_libc.madvise(place, length, ctypes.c_int(collapse)) == 0)
+
+
 def close_from(first: int) -> None:
     """Close every descriptor from `first` on."""
     call("close_range", ctypes.c_uint(first), ctypes.c_uint(0xFFFF_FFFF), ctypes.c_uint(0))

@@ -52,7 +52,10 @@ _ALL = (
 def main(control: int) -> None:
     """Become the zygote that the first message on `control` describes; serve until it closes."""
     sock = _socket.socket(fileno=control)
-    spec: dict[str, Any] = marshal.loads(sock.recv(slot.MESSAGE))
+    message = sock.recv(slot.MESSAGE)
+    if not message:
+        os._exit(0)  # started ahead, and not needed
+    spec: dict[str, Any] = marshal.loads(message)
     try:
         _enter(spec, sock)
         settled = _settle(spec)
@@ -156,7 +159,27 @@ def _settle(spec: dict[str, Any]) -> run_guest.Settled:
     gc.collect()
     gc.freeze()
     gc.disable()
+    if spec["preload"]:
+        _gather_memory()
     return settled
+
+
+def _gather_memory() -> None:
+    """Have what large libraries made in huge pages: a fork copies and an end frees fewer entries.
+
+    Where the kernel cannot, all is as before.
+    """
+    huge = 2 << 20
+    with open("/proc/self/maps") as file:
+        lines = file.read().splitlines()
+    for line in lines:
+        place, rights, _, _, _, *name = line.split()
+        if rights == "rw-p" and name in ([], ["[heap]"]):
+            first, last = (int(number, 16) for number in place.split("-"))
+            first = -(-first // huge) * huge
+            while first + huge <= last:
+                syscalls.gather_pages(first, huge)
+                first += huge
 
 
 def _preload(settled: run_guest.Settled, spec: dict[str, Any]) -> None:
