@@ -404,3 +404,33 @@ def test_one_engine_loads_a_backend_once_for_all_threads() -> None:
     assert len({id(backend) for backend in found}) == 1
     assert set(registry.BUILT_IN) <= set(jar.backend_names())
     jar.close()
+
+
+def test_an_image_is_asked_only_of_backends_that_run_images() -> None:
+    """Never silently without it, be it that a backend is named, chosen, or stands in for one."""
+
+    class Imaging(FakeBackend):
+        takes_images = True
+
+    plain, imaging = FakeBackend(name="plain"), Imaging(name="imaging")
+    request = Request(code="1", image="ruby:3.3")
+    with Engine(Settings(), backends={"plain": plain, "imaging": imaging}) as both:
+        assert both.run(request, backend="auto").backend == "imaging"
+        with pytest.raises(PolicyUnenforceable, match="'plain' runs no images") as refusal:
+            both.run(request, backend="plain")
+        assert refusal.value.fields == ("image",)
+        assert both.run(Request(code="1"), backend="plain").success  # the control arm
+
+
+def test_a_missing_image_is_no_reason_to_run_without_it() -> None:
+    class Lacking(FakeBackend):
+        takes_images = True
+
+        def compile(self, policy: Policy, request: Request) -> Plan:
+            raise BackendUnavailable("there is no image 'ruby:3.3'", fix="pull it")
+
+    backends = {"jail": FakeBackend(name="jail"), "lacking": Lacking(name="lacking")}
+    with Engine(Settings(), backends=backends) as engine:
+        with pytest.raises(BackendUnavailable, match="no image"):
+            engine.run(Request(code="1", image="ruby:3.3"), backend="lacking")
+        assert engine.run(Request(code="1"), backend="lacking").backend == "jail"  # the control arm

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from belljar.backends import protect
 from belljar.errors import PolicyError
-from belljar.policy import Ceiling
+from belljar.policy import Ceiling, level_policy
 from belljar.policy_fields import parse_mount
 from belljar.resolve import resolve
-from belljar.types import Mount
+from belljar.types import Mount, Request
 
 
 def link_loop(at: Path) -> str:
@@ -112,12 +113,15 @@ def test_any_text_is_a_plain_mount_or_a_refusal(src: str, dst: str, mode: Any) -
 
 @pytest.mark.parametrize(
     ("ceiling", "mode", "accepted"),
-    [("none", "ro", False), ("ro", "ro", True), ("ro", "rw", False), ("rw", "rw", True)],
-)
+    [
+        ("none", "ro", False), ("ro", "ro", True), ("ro", "rw", False), ("rw", "rw", True),
+        ("rw", "rw,unprotected", False), ("unprotected", "rw,unprotected", True),
+    ],
+)  # fmt: skip
 def test_mounts_are_bound_by_the_ceiling(
     tmp_path: Path, ceiling: Any, mode: Any, accepted: bool
 ) -> None:
-    mount = parse_mount(Mount(str(tmp_path), "in", mode))
+    mount = parse_mount(f"{tmp_path}:in:{mode}")
 
     def ask() -> Any:
         return resolve("standard", {}, mounts=(mount,), ceiling=Ceiling(mounts=ceiling))
@@ -128,6 +132,35 @@ def test_mounts_are_bound_by_the_ceiling(
         with pytest.raises(PolicyError) as refusal:
             ask()
         assert refusal.value.field == "mounts"
+
+
+def test_the_protection_of_metadata_is_given_up_only_in_so_many_words(tmp_path: Path) -> None:
+    real = os.path.realpath(tmp_path)
+    assert parse_mount(f"{tmp_path}:in:rw") == Mount(real, "in", "rw", protect=True)
+    assert parse_mount(f"{tmp_path}:in:rw,unprotected") == Mount(real, "in", "rw", protect=False)
+    for mode in ("ro,unprotected", "unprotected", "rw,", "rw,unprotected,"):
+        with pytest.raises(PolicyError, match="is not ro or rw"):
+            parse_mount(f"{tmp_path}:in:{mode}")
+    for mount in (Mount(real, "in", "ro", False), Mount(real, "in", "rw", 0)):  # type: ignore[arg-type]
+        with pytest.raises(PolicyError) as refusal:
+            parse_mount(mount)
+        assert refusal.value.field == "mounts.protect"
+
+
+def test_unprotected_paths_are_bound_by_the_ceiling() -> None:
+    asked = {"filesystem": {"read_write": ["/srv"], "protect": False}}
+    assert not resolve("standard", asked, ceiling=Ceiling()).policy.filesystem.protect
+    with pytest.raises(PolicyError, match="past the operator's ceiling 'rw'"):
+        resolve("standard", asked, ceiling=Ceiling(mounts="rw"))
+
+
+def test_who_mounts_a_path_twice_has_it_protected_unless_both_give_it_up(tmp_path: Path) -> None:
+    policy = level_policy("standard")
+    kept, bare = (Mount(str(tmp_path), name, "rw", name == "kept") for name in ("kept", "bare"))
+    assert protect.unprotected(policy, Request(code="", mounts=(kept, bare))) == frozenset()
+    assert protect.unprotected(policy, Request(code="", mounts=(bare,))) == {
+        os.path.realpath(tmp_path)
+    }
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from belljar.types import Language, Mount
 
 LEVELS = ["permissive", "standard", "strict"]
 REACH = ("off", "hosts", "any")
-RIGHTS = ("none", "ro", "rw")
+RIGHTS = ("none", "ro", "rw", "unprotected")
 
 anything = st.recursive(
     st.one_of(
@@ -62,6 +62,7 @@ filesystems = st.fixed_dictionaries(
         "read_write": st.lists(paths, max_size=2),
         "hidden": st.lists(paths, max_size=2),
         "private_tmp": st.booleans(),
+        "protect": st.booleans(),
     },
 )
 modules = st.one_of(
@@ -103,7 +104,11 @@ ceilings = st.builds(
     min_isolation=st.sampled_from([*Isolation]),
 )
 mounts = st.lists(
-    st.builds(Mount, st.just("/etc"), st.just("data"), st.sampled_from(["ro", "rw"])), max_size=2
+    st.one_of(
+        st.builds(Mount, st.just("/etc"), st.just("data"), st.sampled_from(["ro", "rw"])),
+        st.just(Mount("/etc", "data", "rw", protect=False)),
+    ),
+    max_size=2,
 ).map(tuple)
 
 
@@ -126,6 +131,8 @@ def test_no_request_gets_past_the_ceiling_or_below_the_floor(
     assert REACH.index(policy.network.mode) <= REACH.index(ceiling.network)
     allowed = RIGHTS.index(ceiling.mounts)
     assert all(RIGHTS.index(mount.mode) <= allowed for mount in resolved.mounts)
+    assert allowed >= 3 or all(mount.protect for mount in resolved.mounts)
+    assert allowed >= 3 or policy.filesystem.protect or not policy.filesystem.read_write
     assert not policy.filesystem.read_only or allowed >= 1
     assert not policy.filesystem.read_write or allowed >= 2
     floors = [level_policy(level).min_isolation, ceiling.min_isolation]

@@ -56,7 +56,7 @@ def candidates(
         elif fuel and name in rungs and name not in _FUEL:
             last.append(Candidate(name, "cannot count fuel"))
         elif request.image is not None and name in rungs and name not in _IMAGES:
-            doubtful.append(Candidate(name, f"cannot use the image {request.image}"))
+            last.append(Candidate(name, f"cannot use the image {request.image}"))
         elif name == "wasm" and (doubt := wasm_doubt(request)):
             stand_in = not request.command and languages.of(request).family == "javascript"
             doubtful.append(Candidate(name, doubt, stand_in))

@@ -273,7 +273,7 @@ def _refuse_loosening(layer: _Layer, below: _Layer) -> None:
                 loose = policy_fields.parse_network(value).mode != "off"
             case "defaults.filesystem":
                 paths = policy_fields.parse_filesystem(value)
-                loose = bool(paths.read_only or paths.read_write)
+                loose = bool(paths.read_only or paths.read_write or not paths.protect)
             case "fallback.allow" | "language_file" | "user" | "docker_host":
                 loose = bool(value)
             case _ if key.startswith("ceiling.") and key not in below:

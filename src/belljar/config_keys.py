@@ -14,7 +14,7 @@ StoreCode = Literal["on_error", "always", "never"]
 
 LEVELS: tuple[str, ...] = get_args(Level)  # loosest first
 REACH = ("off", "hosts", "any")  # strictest first
-RIGHTS = ("none", "ro", "rw")  # strictest first
+RIGHTS = ("none", "ro", "rw", "unprotected")  # strictest first
 TABLES = ("defaults", "ceiling", "fallback")
 
 

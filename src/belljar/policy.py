@@ -73,12 +73,14 @@ class Network:
 
 @record
 class Filesystem:
-    """Host paths beyond the work directory. `hidden` wins over both others."""
+    """Host paths beyond the work directory. `hidden` wins over both others; `protect` is what it is
+    for a Mount, for every path of `read_write`."""
 
     read_only: tuple[str, ...] = ()
     read_write: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
     private_tmp: bool = True
+    protect: bool = True
 
 
 @record
@@ -120,6 +122,7 @@ class Policy:
                 "read_write": list(self.filesystem.read_write),
                 "hidden": list(self.filesystem.hidden),
                 "private_tmp": self.filesystem.private_tmp,
+                "protect": self.filesystem.protect,
             },
             "modules": {
                 "allow": None if self.modules.allow is None else list(self.modules.allow),
@@ -184,5 +187,5 @@ class Ceiling:
     open_files: int | None = None
     fuel: int | None = None
     network: Literal["off", "hosts", "any"] = "any"
-    mounts: Literal["none", "ro", "rw"] = "rw"
+    mounts: Literal["none", "ro", "rw", "unprotected"] = "unprotected"
     min_isolation: Isolation = Isolation.NONE

@@ -61,7 +61,7 @@ def _host(given: object) -> str:
 
 
 def parse_filesystem(given: object) -> Filesystem:
-    """A mapping of `read_only`, `read_write`, `hidden` (absolute paths) and `private_tmp`."""
+    """A mapping of `read_only`, `read_write`, `hidden` (absolute paths), and two switches."""
     if isinstance(given, Filesystem):
         given = plain(given)
     if not isinstance(given, Mapping):
@@ -77,14 +77,15 @@ def parse_filesystem(given: object) -> Filesystem:
     both = set(paths["read_only"]) & set(paths["read_write"])
     if both:
         raise PolicyError("filesystem.read_write", f"{min(both)!r} is also in read_only")
-    private = given.get("private_tmp", True)
-    if not isinstance(private, bool):
-        raise PolicyError("filesystem.private_tmp", "is true or false")
+    switches = {name: given.get(name, True) for name in ("private_tmp", "protect")}
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise PolicyError(f"filesystem.{name}", "is true or false")
     return Filesystem(
         read_only=paths["read_only"],
         read_write=paths["read_write"],
         hidden=paths["hidden"],
-        private_tmp=private,
+        **switches,
     )
 
 
@@ -162,17 +163,26 @@ def _known(where: str, given: Mapping[str, Any], keys: tuple[str, ...]) -> None:
 
 
 def parse_mount(given: object) -> Mount:
-    """A Mount, or the text `SRC:DST[:ro|rw]`. The source must exist; links in it are resolved."""
+    """A Mount, or the text `SRC:DST[:ro|rw|rw,unprotected]`. The source must exist; links in it are
+    resolved."""
     if isinstance(given, str):
         parts = given.split(":")
         if len(parts) not in (2, 3):
-            raise PolicyError("mounts", f"{given!r} is not SRC:DST[:ro|rw]")
-        given = Mount(*parts)  # type: ignore[arg-type]
+            raise PolicyError("mounts", f"{given!r} is not SRC:DST[:ro|rw|rw,unprotected]")
+        src, dst, *mode = parts
+        bare = mode == ["rw,unprotected"]
+        if bare:
+            mode = ["rw"]
+        given = Mount(src, dst, *mode, protect=not bare)  # type: ignore[arg-type,misc]
     if not isinstance(given, Mount):
         raise PolicyError("mounts", f"cannot be a {type(given).__name__}")
     src, dst = checked_path("mounts.src", given.src), checked_path("mounts.dst", given.dst)
     if given.mode not in ("ro", "rw"):
         raise PolicyError("mounts.mode", f"{given.mode!r} is not ro or rw")
+    if not isinstance(given.protect, bool):
+        raise PolicyError("mounts.protect", "is true or false")
+    if given.mode == "ro" and not given.protect:
+        raise PolicyError("mounts.protect", "nothing in a read-only mount can be changed")
     real = os.path.realpath(src)
     if not os.path.exists(real):
         raise PolicyError("mounts.src", f"{src!r} does not exist")
@@ -181,4 +191,4 @@ def parse_mount(given: object) -> Mount:
     dst = _normal(dst)
     if dst in ("/", "."):
         raise PolicyError("mounts.dst", f"{given.dst!r} would hide everything else")
-    return Mount(real, dst, given.mode)
+    return Mount(real, dst, given.mode, given.protect)

@@ -90,12 +90,18 @@ def resolve(
             f"{policy.network.mode!r} is past the operator's ceiling {ceiling.network!r}",
             fix="ask the operator to raise ceiling.network",
         )
-    rights = ("none", "ro", "rw")
+    rights = ("none", "ro", "rw", "unprotected")
     files = policy.filesystem
     for mode, where, what in (
-        *((mount.mode, "mounts", mount.src) for mount in mounts),
+        *(
+            (mount.mode if mount.protect else "unprotected", "mounts", mount.src)
+            for mount in mounts
+        ),
         *(("ro", "filesystem.read_only", path) for path in files.read_only),
-        *(("rw", "filesystem.read_write", path) for path in files.read_write),
+        *(
+            ("rw" if files.protect else "unprotected", "filesystem.read_write", path)
+            for path in files.read_write
+        ),
     ):
         if rights.index(mode) > rights.index(ceiling.mounts):
             raise PolicyError(

@@ -209,6 +209,12 @@ class Selection:
             raise NotHere(
                 f"backend {backend.name!r} is not available: {found.reason}", fix=found.fix
             )
+        if request.image and not getattr(backend, "takes_images", False):
+            raise PolicyUnenforceable(
+                f"backend {backend.name!r} runs no images, and {request.image!r} is asked for",
+                fields=("image",),
+                fix="choose docker or gvisor, or leave the image out",
+            )
         plan = backend.compile(policy, request)
         profile = request.resolved.seccomp if request.resolved is not None else "default"
         if profile != "default" and "seccomp" not in plan.enforcement:

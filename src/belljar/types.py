@@ -30,11 +30,16 @@ State = Literal["enforced", "best_effort", "absent"]
 
 @positional_record
 class Mount:
-    """A host path shown to the guest at `dst`; a relative one is below the work directory."""
+    """A host path shown to the guest at `dst`; a relative one is below the work directory.
+
+    In a writable one what tools execute (`.git/hooks`, `.mcp.json`, ...) stays read-only, on every
+    backend that has mounts of its own, unless `protect` is false.
+    """
 
     src: str
     dst: str
     mode: Literal["ro", "rw"] = "ro"
+    protect: bool = True
 
 
 @record

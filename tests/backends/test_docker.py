@@ -247,6 +247,40 @@ def test_a_missing_image_names_the_command(bench: Bench) -> None:
     assert lost.fix == "belljar images build python"
 
 
+def test_an_image_is_chosen_by_the_call(bench: Bench, docker_engine: ContainerEngine) -> None:
+    docker_engine.images("bash")
+    code = f"import json; json.load(open({names.RECORD!r}))['image']"
+    assert bench.run(code).value == "python"
+    assert bench.run(code, image=names.image_name("bash")).value == "bash"
+
+
+def test_an_image_of_others_that_is_missing_is_no_traceback(bench: Bench) -> None:
+    with pytest.raises(
+        BackendUnavailable, match=r"has no image 'example\.invalid/none:1'"
+    ) as lacking:
+        bench.run("1", image="example.invalid/none:1")
+    assert lacking.value.fix == "belljar images pull example.invalid/none:1, or name another image"
+
+
+def test_the_data_image_has_what_it_is_for(bench: Bench, docker_engine: ContainerEngine) -> None:
+    for package in ("numpy", "pandas", "pyarrow", "matplotlib"):
+        pytest.importorskip(package)
+    docker_engine.images("data")
+    code = """
+import matplotlib.pyplot as plt, numpy, pandas, pyarrow
+table = pandas.DataFrame({"n": numpy.arange(4), "square": numpy.arange(4) ** 2})
+plt.plot(table["n"], table["square"])
+plt.savefig("plot.png")
+assert pyarrow.Table.from_pandas(table).num_rows == 4
+[int(table["square"].sum()), open("plot.png", "rb").read(8)]
+"""
+    result = bench.run(code, memory="1G", timeout=60)  # chosen by what the program imports
+    assert result.value == [14, b"\x89PNG\r\n\x1a\n"], result
+    plain = bench.run(code, memory="1G", image=names.image_name("python"))  # the control arm
+    assert plain.error is not None
+    assert plain.error.type == "ModuleNotFoundError"
+
+
 def test_a_command_that_the_image_lacks_is_named(bench: Bench) -> None:
     with pytest.raises(CommandNotFound, match="no-such-command"):
         bench.run(command=("no-such-command",), image=names.image_name("python"))

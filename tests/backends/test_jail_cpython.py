@@ -7,6 +7,7 @@ listed fails here. The core of the modules always runs; `--soak` runs all of the
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -126,6 +127,23 @@ def test_a_listed_difference_that_is_none_any_more_is_stale() -> None:
     assert not script.is_stale("A.*", different={"A.one"}, outside={"A.one": PASSED})
     assert not script.is_stale("A.*", different=set(), outside={"A.one": SKIPPED})
     assert script.Comparison("test_x", {}, {}, stale=["A.*"]).problems
+
+
+def test_the_page_is_made_of_what_was_found() -> None:
+    assert script.TABLE.read_text() == script.table([str(script.FOUND)]), (
+        "scripts/cpython-in-jail --table"
+    )
+
+
+def test_the_page_has_every_module_that_is_compared_and_a_reason_for_every_difference() -> None:
+    modules = json.loads(script.FOUND.read_text())["modules"]
+    # Which multiprocessing modules a build has differs; those of the last list take minutes.
+    lacking = {*lists["core"], *lists["longer"]} - modules.keys()
+    assert {name for name in lacking if script.has(name)} == set()
+    known = set(script.reasons())
+    for name, module in modules.items():
+        assert module["outside"].get("passed"), name
+        assert {each["reason"] for each in module["differences"]} <= known, name
 
 
 def test_every_entry_of_the_list_has_a_reason_and_names_tests() -> None:

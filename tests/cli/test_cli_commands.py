@@ -75,6 +75,7 @@ def test_code_args_and_options_reach_the_request(
     use: Use, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = use()
+    fake.takes_images = True
     (tmp_path / "in.csv").write_bytes(b"1,2")
     (tmp_path / "b.txt").write_bytes(b"B")
     (tmp_path / "input").write_bytes(b"\xff\0raw")

@@ -9,7 +9,7 @@ import pytest
 from belljar.policy import Isolation
 from belljar.testing import FakeBackend, hostile
 from belljar.testing.hostile import Verdict
-from belljar.testing.hostile.ablation import Ablated, ablate, layers_of, without
+from belljar.testing.hostile.ablation import GROUPS, Ablated, ablate, layers_of, without
 from belljar.types import Request, Result, Status
 
 SUITE = hostile.load()
@@ -74,6 +74,43 @@ def test_the_ablation_finds_what_needs_a_layer_and_who_covers_for_it() -> None:
     assert (found["door"].breached, found["door"].also_off) == ((case,), ("lock",))
     assert (found["lock"].breached, found["lock"].also_off) == ((case,), ("door",))
     assert found["paint"].breached == ()
+
+
+def test_an_ablation_says_what_is_off_and_where_it_is_and_runs_nothing_in_vain() -> None:
+    case, said = "se-005-metadata-files", []
+    ablate(SUITE, House(), [SUITE[case]], say=said.append)
+    assert said == [
+        f"without wall: 1/1 {case}",
+        f"once more without wall: 1/1 {case}",
+        f"compared: with every layer: 1/1 {case}",
+        f"without door: 1/1 {case}",
+        f"without lock: 1/1 {case}",
+        f"without paint: 1/1 {case}",
+        # Not again with the wall off, which shows everything already; nor lock and door anew.
+        f"without door and lock: 1/1 {case}",
+        f"once more without door and lock: 1/1 {case}",
+        f"compared: without lock: 1/1 {case}",
+        f"once more without door and lock: 1/1 {case}",
+        f"compared: without door: 1/1 {case}",
+        f"without door and paint: 1/1 {case}",
+        f"without lock and paint: 1/1 {case}",
+    ]
+
+
+def test_a_layer_meets_only_cases_that_it_can_matter_for() -> None:
+    class Known(House):
+        layers = ("output_cap", "seccomp")
+
+    about = {"se-005-metadata-files": "seccomp", "rv-001-pickle-reduce": "output_cap"}
+    said: list[str] = []
+    ablate(SUITE, Known(), [SUITE[case] for case in about], say=said.append)
+    for case, layer in about.items():
+        assert [line.split(":")[0] for line in said if case in line] == [f"without {layer}"]
+
+
+def test_every_known_layer_has_groups_that_exist() -> None:
+    groups = {case.group for case in SUITE.cases}
+    assert all(named and named <= groups for named in GROUPS.values())
 
 
 def test_a_layer_that_no_case_needs_is_reported() -> None:

@@ -217,6 +217,25 @@ def test_a_signal_to_the_sentinel_is_caught() -> None:
     assert "signal 28" in outcome.reasons[0]
 
 
+@pytest.mark.parametrize(
+    ("before", "meanwhile", "caught"),
+    [("1", "1", False), ("1", "-1", True), ("-1", "-1", False)],
+    ids=["has its watch", "lost it", "never had one: there are none"],
+)
+def test_a_neighbour_that_loses_its_file_watch_is_noticed(
+    before: str, meanwhile: str, caught: bool
+) -> None:
+    def respond(request: Request) -> Result:
+        assert request.code is not None
+        if "inotify_add_watch" not in request.code:
+            return FINE
+        got = meanwhile if request.code.startswith("import time") else before
+        return replace(FINE, stdout=f"N:WATCH {got}\n")
+
+    outcome = examine("neighbour_can_inotify", respond)
+    assert outcome.verdict is (Verdict.BREACHED if caught else Verdict.HELD), outcome.reasons
+
+
 def test_a_connection_to_a_listener_is_caught() -> None:
     import socket
 

@@ -188,8 +188,9 @@ def test_the_command_removes_no_image_of_others(
 
 @pytest.mark.parametrize(
     "words",
-    [["build", "fortran"], ["fetch"], ["list", "python"], ["remove"], ["build", "--base", "x"]],
-)
+    [["build", "fortran"], ["fetch"], ["list", "python"], ["remove"], ["build", "--base", "x"],
+     ["pull"], ["pull", "python"], ["pull", names.image_name("data")]],
+)  # fmt: skip
 def test_a_wrong_command_line_is_refused(
     words: list[str], docker_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,7 +105,7 @@ def test_a_missing_base_is_pulled_pinned_and_recorded(
 
 def test_nothing_is_pulled_unless_it_is_allowed(docker_engine: Engine, published: str) -> None:
     bases = {"BASE": published}
-    with pytest.raises(BelljarError, match="docker pull"):
+    with pytest.raises(BelljarError, match="belljar images pull"):
         build.from_dockerfile(docker_engine.api, "bash", lambda line: None, bases=bases, pull=False)
     assert not store.exists(docker_engine.api, published)
 
@@ -116,6 +116,24 @@ def test_pulling_tells_its_progress(docker_engine: Engine, published: str) -> No
     assert store.exists(docker_engine.api, published)
     assert said[0] == f"pulling {published}"
     assert any("Digest: sha256:" in line for line in said)
+
+
+def test_the_command_pulls_an_image_and_a_run_never_does(
+    docker_engine: Engine,
+    published: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", docker_engine.host)
+    program = ["run", "--backend", "docker", "--image", published, "-c", "print(6 * 7)"]
+    assert cli.main(program) == 127
+    assert f"belljar images pull {published}" in capfd.readouterr().err
+    assert cli.main(["images", "pull", published]) == 0
+    told = capfd.readouterr()
+    assert told.out == f"pulled {published}\n"
+    assert f"pulling {published}" in told.err and "Digest: sha256:" in told.err
+    assert cli.main(program) == 0
+    assert capfd.readouterr().out == "42\n"
 
 
 def test_what_the_registry_lacks_is_a_clear_error(docker_engine: Engine, registry: str) -> None:

@@ -9,6 +9,8 @@ Contract of a backend:
 - `run` emits Output and Displayed events only, and keeps reading `cancel` until the end.
 - Exit status, signal, times and limits in the Result come from the kernel or the engine, never from
   bytes that the guest wrote.
+- One that runs programs in container images has `takes_images = True`; others are never given a
+  request that names one.
 - `close` ends everything the backend keeps warm. A closed backend refuses to run.
 
 Third parties publish a backend through the entry-point group `belljar.backends` and test it with

@@ -62,6 +62,7 @@ class DockerBackend:
 
     name = "docker"
     isolation = Isolation.CONTAINER
+    takes_images = True
     gvisor = False
 
     def __init__(
@@ -191,9 +192,9 @@ class DockerBackend:
                 self._forget_engine()
                 raise
             gone = time.monotonic()
-            if self.gvisor and spec.guarded:
+            if self.gvisor and spec.written:
                 since = time.time() - (gone - began) - 1
-                warnings += protect.strip_set_id(spec.guarded, since)
+                warnings += protect.strip_set_id(spec.written, since)
             result = outcome.of(
                 plan,
                 Ending(

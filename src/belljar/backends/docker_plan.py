@@ -62,8 +62,8 @@ class Shape:
 class Spec:
     """Everything `run` needs. `keep` says whether a container like it is worth keeping ready.
 
-    In the sources of `guarded` the project's metadata is protected. `version` is what the image's
-    Python must be.
+    Of the sources that are `written` to, in those of `guarded` the project's metadata is protected.
+    `version` is what the image's Python must be.
     """
 
     shape: Shape
@@ -73,6 +73,7 @@ class Spec:
     env: tuple[tuple[str, str], ...]
     rlimits: tuple[tuple[str, int], ...]
     keep: bool
+    written: tuple[str, ...]
     guarded: tuple[str, ...]
     version: tuple[int, ...]
 
@@ -119,7 +120,8 @@ def spec(
     argv, file, worker = _program(request, runtime)
     language = None if request.command else languages.of(request)
     mounts = all_mounts(policy, request)
-    guarded = tuple(source for source, _, mode in mounts if mode == "rw")
+    written = tuple(source for source, _, mode in mounts if mode == "rw")
+    bare = protect.unprotected(policy, request)
     limits = policy.limits
     shape = Shape(
         image=image,
@@ -130,8 +132,8 @@ def spec(
         processes=GVISOR_PIDS if runtime else limits.processes + 1,
         scratch=scratch(disk_size(policy)),
         network=_network(policy, active),
-        binds=_binds(mounts, policy.filesystem.hidden),
-        owner=_owner(guarded, user),
+        binds=_binds(mounts, policy.filesystem.hidden, bare),
+        owner=_owner(written, user),
         layers=tuple(name for name in LAYERS if name in active),
         strict=language is not None and language.seccomp == "strict",
     )
@@ -150,9 +152,10 @@ def spec(
         file=file,
         worker=worker,
         env=tuple(env.items()),
-        rlimits=_rlimits(policy, bool(guarded), runtime) if "rlimits" in active else (),
+        rlimits=_rlimits(policy, bool(written), runtime) if "rlimits" in active else (),
         keep=not mounts,
-        guarded=guarded,
+        written=written,
+        guarded=tuple(source for source in written if source not in bare),
         version=language.version if language is not None and worker else (),
     )
 
@@ -292,12 +295,12 @@ def _fresh_id(facts: EngineFacts) -> tuple[int, int]:
     return uid, uid
 
 
-def _owner(guarded: tuple[str, ...], user: str | None) -> tuple[int, int] | None:
+def _owner(written: tuple[str, ...], user: str | None) -> tuple[int, int] | None:
     """Whoever owns a writable mount: otherwise the program could not write there."""
     if user is not None:
         uid, gid = user.split(":")
         return int(uid), int(gid)
-    for source in guarded:
+    for source in written:
         info = os.stat(source)
         if info.st_uid != 0:
             return info.st_uid, info.st_gid
@@ -353,9 +356,10 @@ def all_mounts(policy: Policy, request: Request) -> tuple[tuple[str, str, str], 
     return tuple(sorted(found, key=lambda each: each[1]))
 
 
-def objection(mounts: tuple[tuple[str, str, str], ...], facts: EngineFacts) -> str:
+def objection(policy: Policy, request: Request, facts: EngineFacts) -> str:
     """Why these mounts cannot be had; empty if they can."""
-    for source, target, mode in mounts:
+    bare = protect.unprotected(policy, request)
+    for source, target, mode in all_mounts(policy, request):
         if target in ("/", WORK, "/tmp", SHM) or inside_any(target, _PLACES):
             return f"{target!r} is not a place to mount on"
         for path in facts.sockets:
@@ -368,12 +372,14 @@ def objection(mounts: tuple[tuple[str, str, str], ...], facts: EngineFacts) -> s
             return f"{source!r}: {error.strerror}"
         if not (stat.S_ISDIR(kind) or stat.S_ISREG(kind)):
             return f"{source!r} is neither a directory nor a file"
-        if mode == "rw" and (found := protect.links(source)):
+        if mode == "rw" and source not in bare and (found := protect.links(source)):
             return f"{found[0]!r} in {source!r} is a link, which cannot be protected"
     return ""
 
 
-def _binds(mounts: tuple[tuple[str, str, str], ...], hidden: tuple[str, ...]) -> Binds:
+def _binds(
+    mounts: tuple[tuple[str, str, str], ...], hidden: tuple[str, ...], bare: frozenset[str]
+) -> Binds:
     closed = tuple(source for source, _, mode in mounts if mode == "ro")
     real = tuple(dict.fromkeys(each for path in hidden for each in (path, os.path.realpath(path))))
     binds: dict[str, tuple[str, str, str]] = {}
@@ -384,7 +390,7 @@ def _binds(mounts: tuple[tuple[str, str, str], ...], hidden: tuple[str, ...]) ->
                 if path.startswith(source + "/"):
                     place = os.path.join(target, os.path.relpath(path, source))
                     binds[place] = (path, place, "ro")
-            for name, how in protect.inside(source):
+            for name, how in protect.inside(source) if source not in bare else ():
                 place = os.path.join(target, name)
                 binds[place] = (os.path.join(source, name), place, how)
         for path in real:

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from .. import languages
 from ..policy import Policy
 from ..types import Enforcement, Request
+from . import protect
 from .base import absent, best_effort, enforced
 from .docker_facts import EngineFacts
-from .docker_plan import all_mounts, objection, scratch
+from .docker_plan import objection, scratch
 from .jail_plan import disk_size
 
 
@@ -119,7 +120,7 @@ def _filesystem(
     policy: Policy, request: Request, facts: EngineFacts, active: frozenset[str], gvisor: bool
 ) -> Enforcement:
     if (policy.filesystem.read_only or policy.filesystem.read_write) and (
-        problem := objection(all_mounts(policy, request), facts)
+        problem := objection(policy, request, facts)
     ):
         return absent(problem)
     parts = [
@@ -128,6 +129,7 @@ def _filesystem(
         *(["no capabilities", "no new privileges"] if "capabilities" in active else []),
         *(["a user of the run's own"] if "user" in active else ["as root"]),
         *(["our seccomp profile"] if "seccomp" in active else []),
+        *protect.given_up(policy),
     ]
     return enforced(", ".join(parts))
 
@@ -135,9 +137,9 @@ def _filesystem(
 def _mounts(request: Request, policy: Policy, facts: EngineFacts) -> Enforcement:
     if not request.mounts:
         return enforced("none asked for")
-    if problem := objection(all_mounts(policy, request), facts):
+    if problem := objection(policy, request, facts):
         return absent(problem)
-    return enforced("bind mounts of the engine's; a project's metadata stays read-only")
+    return enforced(f"bind mounts of the engine's; {protect.promise(policy, request)}")
 
 
 def shortcomings(facts: EngineFacts, gvisor: bool) -> Iterator[str]:

@@ -115,11 +115,13 @@ class FirejailBackend(LaunchedBackend):
         self, report: dict[str, Enforcement], policy: Policy, request: Request, spec: Spec
     ) -> None:
         if "landlock" in spec.layers:
-            report["filesystem"] = enforced(
+            parts = [
                 f"firejail's read-only and emptied directories, Landlock ABI "
-                f"{self.facts.landlock_abi} with a list of what may be read, no capabilities"
-                f"{', /proc thinned out' if 'proc_masks' in spec.layers else ''}"
-            )
+                f"{self.facts.landlock_abi} with a list of what may be read, no capabilities",
+                *(["/proc thinned out"] if "proc_masks" in spec.layers else []),
+                *protect.given_up(policy),
+            ]
+            report["filesystem"] = enforced(", ".join(parts))
         else:
             report["filesystem"] = best_effort(
                 "firejail's read-only and emptied directories; without Landlock the names of the "
@@ -129,7 +131,7 @@ class FirejailBackend(LaunchedBackend):
             report[field] = absent(problem)
         if request.mounts and report["mounts"].state == "enforced":
             report["mounts"] = enforced(
-                "links to the host's own paths; a project's metadata stays read-only"
+                f"links to the host's own paths; {protect.promise(policy, request)}"
             )
 
 
@@ -154,7 +156,7 @@ def _unshowable(policy: Policy, request: Request) -> list[tuple[str, str]]:
             found.append(("mounts", problem))
         elif any(other.startswith(mount.dst + "/") for other in places):
             found.append(("mounts", f"{mount.dst!r} holds another mount, and a link cannot"))
-        elif mount.mode == "rw" and (linked := protect.links(mount.src)):
+        elif mount.mode == "rw" and mount.protect and (linked := protect.links(mount.src)):
             found.append(("mounts", f"{linked[0]!r} in {mount.src!r} is a link"))
     return found
 

@@ -181,7 +181,10 @@ def spec(policy: Policy, request: Request, facts: HostFacts, active: frozenset[s
         if not named.isdisjoint(DATA_MODULES):
             preload += DATA_MODULES
     arrange = _view if mounts else _plain_view
-    view, waiting, writable = arrange(mounts, needed, policy.filesystem.hidden, online, active)
+    bare = protect.unprotected(policy, request) if mounts else frozenset()
+    view, waiting, writable = arrange(
+        mounts, needed, policy.filesystem.hidden, online, active, bare
+    )
     outer = Outer(
         view=view,
         layers=layers,
@@ -196,9 +199,9 @@ def spec(policy: Policy, request: Request, facts: HostFacts, active: frozenset[s
         bool(argv) or not keep or facts.landlock_abi < 6 or "landlock" not in active
         or not named.isdisjoint(_SOCKET_MODULES)
     )  # fmt: skip
-    guarded = tuple(source for source, _, mode in mounts if mode == "rw")
+    written = tuple(source for source, _, mode in mounts if mode == "rw")
     shape = _shape(
-        policy, facts, active, own_network=own_network, waiting=waiting, big_files=bool(guarded)
+        policy, facts, active, own_network=own_network, waiting=waiting, big_files=bool(written)
     )
     if not request.command and languages.of(request).seccomp == "strict":
         families = () if policy.network.mode == "off" else shape.families
@@ -211,7 +214,7 @@ def spec(policy: Policy, request: Request, facts: HostFacts, active: frozenset[s
         worker=worker,
         keep=keep,
         layers=layers,
-        guarded=guarded,
+        guarded=tuple(source for source in written if source not in bare),
     )
 
 
@@ -380,6 +383,7 @@ def _view(
     hidden: tuple[str, ...],
     online: bool,
     active: frozenset[str],
+    bare: frozenset[str],
 ) -> tuple[View, tuple[tuple[str, str], ...], tuple[str, ...]]:
     """(the tree, what the run itself puts into place, where Landlock must allow writing)."""
     show, links = _system("pivot_root" in active, online)
@@ -399,7 +403,7 @@ def _view(
         if mode == "rw":
             below = [path for path in closed if path.startswith(source + "/")]
             inside += [(os.path.relpath(path, source), "ro") for path in below]
-            inside += protect.inside(source)
+            inside += protect.inside(source) if source not in bare else ()
         private = _private_place(destination)
         if private is None:
             early.append((source, destination, mode, tuple(inside)))

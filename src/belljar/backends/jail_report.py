@@ -23,8 +23,8 @@ def enforcement(
     """Every policy field, and what will hold it with these layers."""
     report = dict(_limits(policy, facts, active))
     report["network"] = _network(policy, facts, active)
-    report["filesystem"] = _filesystem(facts, active)
-    report["mounts"] = _mounts(request, active)
+    report["filesystem"] = _filesystem(policy, facts, active)
+    report["mounts"] = _mounts(policy, request)
     if policy.limits.fuel is not None:
         report["fuel"] = absent("a process has no fuel; the wasm backend counts it")
     if policy.modules.active:
@@ -126,27 +126,28 @@ def _network(policy: Policy, facts: HostFacts, active: frozenset[str]) -> Enforc
     return absent("no network namespace and no seccomp")
 
 
-def _filesystem(facts: HostFacts, active: frozenset[str]) -> Enforcement:
+def _filesystem(policy: Policy, facts: HostFacts, active: frozenset[str]) -> Enforcement:
     parts = [
         *(["a root of its own"] if "pivot_root" in active else []),
         *([f"Landlock ABI {facts.landlock_abi}"] if "landlock" in active else []),
         *(["no capabilities"] if "capabilities" in active else []),
+        *protect.given_up(policy),
     ]
     if "pivot_root" in active:
         return enforced(", ".join(parts))
     return best_effort(", ".join((*parts, "the host's tree is in sight")))
 
 
-def _mounts(request: Request, active: frozenset[str]) -> Enforcement:
+def _mounts(policy: Policy, request: Request) -> Enforcement:
     if not request.mounts:
         return enforced("none asked for")
     for mount in request.mounts:
         if mount.dst.split("/")[1:2] in (["proc"], ["dev"], ["sys"]):
             return absent(f"{mount.dst!r} is not a place to mount on")
     for mount in request.mounts:
-        if mount.mode == "rw" and (found := protect.links(mount.src)):
+        if mount.mode == "rw" and mount.protect and (found := protect.links(mount.src)):
             return absent(f"{found[0]!r} in {mount.src!r} is a link, which cannot be protected")
-    return enforced("bind mounts in the jail's own root; a project's metadata stays read-only")
+    return enforced(f"bind mounts in the jail's own root; {protect.promise(policy, request)}")
 
 
 def shortcomings(facts: HostFacts) -> Iterator[str]:

@@ -157,7 +157,7 @@ def _filesystem(
 
 def _mounts(policy: Policy, request: Request, active: frozenset[str]) -> Enforcement:
     held = process_plan._mounts(policy, request, active)
-    writable = any(m.mode == "rw" and os.path.isdir(m.src) for m in request.mounts)
+    writable = any(m.mode == "rw" and m.protect and os.path.isdir(m.src) for m in request.mounts)
     if writable and held.state == "enforced":
         return best_effort(f"{held.by}; a project's metadata in a writable one is not protected")
     return held

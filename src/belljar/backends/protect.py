@@ -1,7 +1,8 @@
 """Project files that tools execute, kept read-only inside a writable mount, there or not.
 
 A program that may write to a project must not leave something there that runs later, outside, when
-somebody opens the project: a hook, a task, a shell start-up file. What exists is mounted read-only
+somebody opens the project: a hook, a task, a shell start-up file, unless the caller asks for just
+that (`Mount.protect`, `Filesystem.protect`; the report tells). What exists is mounted read-only
 over itself. What does not exist yet gets an empty placeholder for the time of the run, because only
 an existing name can be mounted on; the placeholders are removed afterwards. A host process that is
 killed leaves them behind, empty. Only the top of a mount is protected, not projects inside it.
@@ -17,6 +18,9 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from ..policy import Policy
+from ..types import Request
+
 DIRECTORIES = (".git/hooks", ".vscode", ".idea", ".claude", ".codex", ".cursor", ".devcontainer")
 FILES = (
     ".git/config", ".gitmodules", ".gitconfig", ".mcp.json", ".envrc", ".bashrc", ".bash_profile",
@@ -28,6 +32,31 @@ _STRIP_SECONDS = 10.0
 _users: Counter[str] = Counter()
 _made: dict[str, bool] = {}
 _lock = threading.Lock()
+
+
+def unprotected(policy: Policy, request: Request) -> frozenset[str]:
+    """The writable sources that the caller wants unprotected, and nowhere else protected."""
+    files = policy.filesystem
+    asked = [(mount.src, mount.protect) for mount in request.mounts if mount.mode == "rw"]
+    asked += [(path, files.protect) for path in files.read_write]
+    real = [(os.path.realpath(path), protected) for path, protected in asked]
+    return frozenset(path for path, _ in real) - {path for path, protected in real if protected}
+
+
+def promise(policy: Policy, request: Request) -> str:
+    """What a report says about the metadata in writable mounts."""
+    bare = unprotected(policy, request)
+    places = [m.dst for m in request.mounts if m.mode == "rw" and os.path.realpath(m.src) in bare]
+    if not places:
+        return "a project's metadata stays read-only"
+    return f"a project's metadata is not protected, as asked, in {', '.join(map(repr, places))}"
+
+
+def given_up(policy: Policy) -> tuple[str, ...]:
+    """The same about the policy's own writable paths; nothing, as long as it is the default."""
+    if policy.filesystem.protect or not policy.filesystem.read_write:
+        return ()
+    return ("a project's metadata in writable paths is not protected, as asked",)
 
 
 def inside(source: str) -> tuple[tuple[str, str], ...]:

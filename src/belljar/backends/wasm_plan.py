@@ -19,7 +19,7 @@ from ..records import positional_record, record, replace
 from ..types import Mount, Request
 from ..wasm import build
 from ..wasm.cache import Library, boot
-from . import jail_plan
+from . import jail_plan, protect
 
 if TYPE_CHECKING:
     from ..linux.probe import HostFacts
@@ -169,7 +169,7 @@ def _house(
     compiled: str,
     library: Library,
 ) -> tuple[House, tuple[str, ...]]:
-    """(the worker, the sources of its writable mounts)."""
+    """(the worker, the sources of its writable mounts in which metadata is protected)."""
     limits = policy.limits
     request = jailed_request(Request(code="", mounts=mounts), compiled, library)
     around = jail_plan.spec(jailed_policy(policy), request, facts, active)
@@ -195,7 +195,8 @@ def _house(
         preopens=tuple(preopens),
         reusable=not ours and not counted,
     )
-    return house, tuple(source for source, _, mode in ours if mode == "rw")
+    bare = protect.unprotected(policy, request)
+    return house, tuple(source for source, _, mode in ours if mode == "rw" and source not in bare)
 
 
 # For a run without mounts it depends on nothing that changes while we run.

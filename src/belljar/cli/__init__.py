@@ -40,7 +40,7 @@ COMMANDS: dict[str, Command] = {
         "belljar.cli.languages", "list the languages and which interpreters are installed"
     ),
     "doctor": Command("belljar.cli.doctor", "show what this host can do and how to get the rest"),
-    "images": Command("belljar.cli.images", "list, build or remove container images"),
+    "images": Command("belljar.cli.images", "list, build, remove or pull container images"),
     "settings": Command(
         "belljar.cli.settings", "show every setting and where its value comes from"
     ),

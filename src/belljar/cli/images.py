@@ -1,4 +1,4 @@
-"""`belljar images`: the container images of Belljar's own: list, build, remove."""
+"""`belljar images`: container images: list, build and remove Belljar's own, pull others."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ examples:
   belljar images build python node data      several; what they share is made once
   belljar images build --from-dockerfile     from a registry's base image instead
   belljar images remove python
+  belljar images pull ruby:3.3               one of others, from its registry: a run never does that
 
 images:
 """ + "\n".join(f"  {kind:<8} {purpose}" for kind, purpose in names.KINDS.items()) + """
@@ -31,7 +32,7 @@ inside it. The engine is the one of `docker_host` in belljar.toml or of DOCKER_H
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "action", nargs="?", default="list", metavar="list|build|remove", help="default: list"
+        "action", nargs="?", default="list", metavar="list|build|remove|pull", help="default: list"
     )
     parser.add_argument(
         "images", nargs="*", metavar="IMAGE", help="python (default of build), node, bash or data"
@@ -49,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    actions = {"list": _list, "build": _build, "remove": _remove}
+    actions = {"list": _list, "build": _build, "remove": _remove, "pull": _pull}
     action = actions.get(args.action)
     if action is None:
         raise UsageError(f"there is no action {args.action!r}", fix=f"one of: {', '.join(actions)}")
@@ -115,6 +116,23 @@ def _remove(api: Api, args: argparse.Namespace) -> int:
         print_json({"removed": wanted, "engine": api.path})
     else:
         terminal.show("\n".join(f"removed {name}" for name in wanted))
+    return 0
+
+
+def _pull(api: Api, args: argparse.Namespace) -> int:
+    from ..images import store
+
+    if not args.images:
+        raise UsageError("name what to pull", fix="belljar images pull ruby:3.3")
+    for name in args.images:
+        if name in names.KINDS or names.kind_of(name) is not None:
+            raise UsageError(f"{name!r} is in no registry", fix="belljar images build")
+    for name in args.images:
+        store.pull(api, name, _silence if args.quiet else _progress)
+    if args.json:
+        print_json({"pulled": args.images, "engine": api.path})
+    else:
+        terminal.show("\n".join(f"pulled {name}" for name in args.images))
     return 0
 
 

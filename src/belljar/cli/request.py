@@ -67,7 +67,11 @@ def add_arguments(parser: Parser) -> None:
         "--file", metavar="SRC[:DST]", action="append", default=[], help="copy a file in"
     )
     data.add_argument(
-        "--mount", metavar="SRC:DST[:ro|rw]", action="append", default=[], help="show a host path"
+        "--mount",
+        metavar="SRC:DST[:ro|rw]",
+        action="append",
+        default=[],
+        help="show a host path (rw,unprotected: also .git/hooks and the like are writable)",
     )
     data.add_argument(
         "--out", metavar="GLOB", action="append", default=[], help="bring changed files out"

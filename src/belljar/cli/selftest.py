@@ -29,6 +29,7 @@ examples:
   belljar selftest --backend subprocess --group memory
   belljar selftest --controls                   also prove that the detectors can fire (root)
   belljar selftest --repeat 20 --controls --ablation --write docs/scorecard.md
+  belljar selftest --merge elsewhere.json --write docs/scorecard.md
 
 Safe on a production machine: every program is bounded, and what it attacks are canaries in a
 private temporary directory. Exits 1 if a claimed case is breached or cannot be judged."""
@@ -63,7 +64,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--write",
         metavar="FILE.md",
-        help="put the scorecard there and in FILE.json; other backends in it stay",
+        help="put each scorecard there and in FILE.json once it is known; other backends stay",
+    )
+    how.add_argument(
+        "--merge",
+        metavar="FILE.json",
+        action="append",
+        default=[],
+        help="examine nothing, put the scorecards of these files into that of --write",
     )
     add_common(parser)
 
@@ -77,6 +85,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--repeat is at least 1")
     if args.write and not args.write.endswith(".md"):
         raise UsageError(f"--write {args.write!r} does not end in .md")
+    if args.merge:
+        return _merge(args)
     if args.controls and (problem := control.possible()):
         raise UsageError(problem, fix="run as root, or leave --controls out")
     cards: list[Card] = []
@@ -88,6 +98,16 @@ def run(args: argparse.Namespace) -> int:
             return 128 + interruption.received
     _tell(cards, args)
     return 1 if any(card.failed for card in cards) else 0
+
+
+def _merge(args: argparse.Namespace) -> int:
+    from ..testing.hostile import published
+
+    if not args.write:
+        raise UsageError("--merge needs a file to --write")
+    cards = [card for name in args.merge for card in published.read(Path(name))]
+    published.merge(Path(args.write), cards)
+    return 0
 
 
 def _examine(args: argparse.Namespace) -> list[Card]:
@@ -105,6 +125,11 @@ def _examine(args: argparse.Namespace) -> list[Card]:
             if engine.backend(name).isolation is not Isolation.NONE
             and engine.backend(name).probe().available
         ]
+
+    def write(card: Card) -> None:
+        if args.write:
+            published.write(Path(args.write), [card])
+
     progress = _Progress()
     cards = []
     for name in names:
@@ -123,13 +148,15 @@ def _examine(args: argparse.Namespace) -> list[Card]:
                     ablation=args.ablation,
                     command=_command(name, args),
                     progress=progress,
+                    so_far=write,
                 )
             )
+        write(cards[-1])
     return cards
 
 
 def _tell(cards: list[Card], args: argparse.Namespace) -> None:
-    from ..testing.hostile import published, render
+    from ..testing.hostile import render
 
     if args.json:
         told = [card.to_dict() for card in cards]
@@ -139,8 +166,6 @@ def _tell(cards: list[Card], args: argparse.Namespace) -> None:
             show(visible(card.text()) + "\n")
             if card.klass == "inproc":
                 complain(f"{card.backend}: {render.NO_ISOLATION}", colour="yellow")
-    if args.write:
-        published.write(Path(args.write), cards)
 
 
 def _command(backend: str, args: argparse.Namespace) -> str:

@@ -150,7 +150,8 @@ def explain(plan: Plan) -> str:
         if paths := getattr(files, name):
             rows.append((name, ", ".join(paths)))
     for mount in plan.request.mounts:
-        rows.append(("mount", f"{mount.src} at {mount.dst} ({mount.mode})"))
+        bare = "" if mount.protect else ", unprotected"
+        rows.append(("mount", f"{mount.src} at {mount.dst} ({mount.mode}{bare})"))
     modules = policy.modules
     allowed = "any" if modules.allow is None else ", ".join(modules.allow) or "none"
     denied = f" but {', '.join(modules.deny)}" if modules.deny else ""

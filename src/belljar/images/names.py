@@ -34,14 +34,17 @@ def image_name(kind: str) -> str:
 
 
 def image_for(language: str) -> str:
-    """The image that runs `language` (a name or a versioned id) unless the caller names another."""
-    family = language.rstrip("0123456789.").removesuffix("js")
-    if family not in _KIND_OF_LANGUAGE:
+    """The image that runs `language` unless the caller names another.
+
+    A version is no part of its name: an image holds what the host had that made it. Whoever wants
+    `python3.10` has to look inside, as the docker backend's agent does.
+    """
+    if language not in _KIND_OF_LANGUAGE:
         raise BackendUnavailable(
-            f"no image of Belljar's own runs {language!r}",
+            f"no image of Belljar's own is known to run {language!r}",
             fix="name one that does: image=... in the call or in the language file",
         )
-    return image_name(_KIND_OF_LANGUAGE[family])
+    return image_name(_KIND_OF_LANGUAGE[language])
 
 
 def kind_of(image: str) -> str | None:
@@ -55,5 +58,5 @@ def missing(image: str, engine: str) -> BackendUnavailable:
     if kind is not None:
         fix = f"belljar images build {kind}"
     else:
-        fix = f"docker pull {image}, or name another image"
+        fix = f"belljar images pull {image}, or name another image"
     return BackendUnavailable(f"{engine} has no image {image!r}", fix=fix)

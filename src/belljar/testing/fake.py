@@ -52,6 +52,8 @@ class FakeBackend:
     `respond` may raise, as a backend that breaks would. `plans` holds what was run, in order.
     """
 
+    takes_images = False
+
     def __init__(
         self,
         respond: Callable[[Request], Result] = succeed,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ...errors import PolicyUnenforceable
+from ...policy import Isolation
 from ...types import Mount, Status
 from .harness import Backed, Jar, writable_directory
 
@@ -55,6 +56,43 @@ class Reach(Backed):
         assert written.success == (mode == "rw"), written
         assert (host_dir / "new").exists() == (mode == "rw")
         assert (host_dir / "given").read_text() == "given"
+
+    @pytest.mark.parametrize("protect", [True, False])
+    @pytest.mark.parametrize("way", ["mounted", "listed"])
+    def test_what_tools_execute_is_writable_only_if_it_was_asked_so(
+        self, jar: Jar, open_dir: Path, way: str, protect: bool
+    ) -> None:
+        hooks = open_dir / ".git" / "hooks"
+        hooks.mkdir(parents=True)
+        for path in (open_dir, open_dir / ".git", hooks):
+            path.chmod(0o777)
+        asked: dict[str, Any] = {"mounts": (Mount(str(open_dir), "p", "rw", protect),)}
+        field, place = "mounts", "p"
+        if way == "listed":
+            asked = {"filesystem": {"read_write": [str(open_dir)], "protect": protect}}
+            field, place = "filesystem", str(open_dir)
+        jar.needs(**asked)
+        code = f"""
+            written = []
+            for name in (".git/hooks/pre-commit", ".mcp.json", "result.txt"):
+                try:
+                    with open({place!r} + "/" + name, "w") as file:
+                        file.write("by the guest")
+                    written.append(name)
+                except OSError:
+                    pass
+            written
+            """
+        result = jar.run(code, **asked)
+        everything = [".git/hooks/pre-commit", ".mcp.json", "result.txt"]
+        if protect and jar.backend.isolation.at_least(Isolation.JAIL):
+            assert result.value == ["result.txt"], result
+            assert list(hooks.iterdir()) == []
+        else:
+            assert result.value == everything, result
+            assert (open_dir / ".mcp.json").read_text() == "by the guest"
+        if not protect and jar.backend.isolation.at_least(Isolation.JAIL):
+            assert "not protected, as asked" in result.enforcement[field].by
 
     def test_a_read_only_mount_inside_a_writable_one_is_held_or_refused(
         self, jar: Jar, host_dir: Path

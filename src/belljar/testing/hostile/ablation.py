@@ -1,7 +1,11 @@
 """What is each protection good for? One layer off at a time, and which cases then breach.
 
-A layer that another one covers shows nothing when it alone is off. Such a layer is tried again with
-each other layer off too: it is needed where that one is missing.
+A layer that another one covers shows nothing when it alone is off. Only such a layer is tried again
+with each other layer off too: it is needed where that one is missing.
+
+No run is wasted: a layer meets the groups of cases that it can matter for, a pair those that both
+can, less what breaches without one of them; noise is not tried again at once, because whatever
+breaches has to breach a second time, and to hold with the layer on.
 """
 
 from __future__ import annotations
@@ -18,6 +22,36 @@ from .subject import EngineSubject
 from .world import World
 
 Reasons = Mapping[str, tuple[str, ...]]
+
+# What bounds a run, and what keeps it from reaching the host, with the groups that ask about it. A
+# layer that is not named, of a backend that we do not know, meets every group.
+_BOUNDS = frozenset(
+    {
+        "cpu-time", "disk", "dos", "fd-exhaustion", "memory", "output", "process", "protocol",
+        "result-files", "result-values",
+    }
+)  # fmt: skip
+_REACH = frozenset(
+    {
+        "disk", "dos", "filesystem", "ipc", "kernel", "memory", "mount-config", "network",
+        "proc-sys", "process", "protocol", "pyjail", "race", "result-files", "secrets",
+    }
+)  # fmt: skip
+GROUPS: Mapping[str, frozenset[str]] = {
+    **dict.fromkeys(("cgroup", "rlimits", "watchdog", "subreaper", "descendants"), _BOUNDS),
+    "output_cap": _BOUNDS - {"cpu-time", "disk", "fd-exhaustion"},
+    **dict.fromkeys(
+        (
+            "namespaces", "pivot_root", "read_only_mounts", "read_only_root", "landlock", "seccomp",
+            "capabilities", "user",
+        ),
+        _REACH,
+    ),
+    "network": _REACH - {"disk", "filesystem", "memory"},
+    "proc_masks": _REACH - {"disk", "ipc", "memory", "network"},
+}  # fmt: skip
+# What is meant to be left behind need not be waited for as long as what is not.
+_PATIENCE = 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,43 +95,82 @@ def without(backend: Backend, layers: Iterable[str]) -> Backend:
 def ablate(
     suite: Suite, backend: Backend, cases: Iterable[Case], *, say: Say = lambda text: None
 ) -> tuple[Ablated, ...]:
-    """Each layer of `backend`, and the cases that need it."""
-    chosen = tuple(cases)
-    layers = layers_of(backend)
-    known: dict[frozenset[str], Reasons] = {}
+    """Each layer of `backend`, and which of `cases` need it; all of them hold with every layer."""
+    return _Ablation(suite, backend, tuple(cases), say).matrix()
 
-    def breached(off: frozenset[str]) -> Reasons:
-        if off not in known:
-            say(f"without {', '.join(sorted(off)) or 'nothing'}")
-            known[off] = _breached(suite, without(backend, off), chosen)
-        return known[off]
 
-    def needs(layer: str, also: frozenset[str]) -> Reasons:
-        """The cases that breach without `layer`, twice, and hold with it, twice."""
+class _Ablation:
+    def __init__(self, suite: Suite, backend: Backend, cases: tuple[Case, ...], say: Say) -> None:
+        self._suite, self._backend, self._cases, self._say = suite, backend, cases, say
+        self._layers = layers_of(backend)
+        self._known: dict[frozenset[str], Reasons] = {frozenset(): {}}
+
+    def matrix(self) -> tuple[Ablated, ...]:
+        found = {
+            layer: Ablated(layer=layer, reasons=self._needs(layer, frozenset()))
+            for layer in self._layers
+        }
+        for layer in self._layers:
+            if not found[layer].reasons:
+                found[layer] = self._with_another_off(layer)
+        return tuple(found.values())
+
+    def _with_another_off(self, layer: str) -> Ablated:
+        # Who covers for it is most likely a layer of its own kind.
+        others = [other for other in self._layers if other != layer]
+        for other in sorted(others, key=lambda other: -len(self._common({layer, other}))):
+            if reasons := self._needs(layer, frozenset({other})):
+                return Ablated(layer=layer, reasons=reasons, also_off=(other,))
+        return Ablated(layer=layer, reasons={})
+
+    def _needs(self, layer: str, also: frozenset[str]) -> Reasons:
+        """The cases that breach without `layer`, twice, and hold with it."""
         off = also | {layer}
-        suspects = set(breached(off)) - set(breached(also))
+        suspects = set(self._breached(off)) - set(self._known[also])
         if not suspects:
             return {}
-        again = tuple(case for case in chosen if case.id in suspects)
-        say(f"once more without {', '.join(sorted(off))}: {len(again)} cases")
-        sure = _breached(suite, without(backend, off), again)
-        noise = _breached(suite, without(backend, also), again) if sure else {}
+        again = tuple(case for case in self._cases if case.id in suspects)
+        sure = self._run(off, again, "once more ")
+        unsure = suspects - set(sure)
+        self._known[off] = {n: why for n, why in self._known[off].items() if n not in unsure}
+        noise = self._run(also, again, "compared: ", patiently=True) if sure else {}
         return {name: why for name, why in sure.items() if name not in noise}
 
-    found = []
-    for layer in layers:
-        reasons = needs(layer, frozenset())
-        also: tuple[str, ...] = ()
-        for other in layers if not reasons else ():
-            if other != layer and (reasons := needs(layer, frozenset({other}))):
-                also = (other,)
-                break
-        found.append(Ablated(layer=layer, reasons=reasons, also_off=also))
-    return tuple(found)
+    def _breached(self, off: frozenset[str]) -> Reasons:
+        """What breaches without `off`, and with all of them but one does not."""
+        if off not in self._known:
+            clear = {name for layer in off for name in self._known.get(off - {layer}, ())}
+            asked = tuple(case for case in self._common(off) if case.id not in clear)
+            self._known[off] = self._run(off, asked)
+        return self._known[off]
 
+    def _common(self, layers: Iterable[str]) -> tuple[Case, ...]:
+        """The cases that each of these layers can matter for."""
+        groups = [GROUPS[layer] for layer in layers if layer in GROUPS]
+        return tuple(case for case in self._cases if all(case.group in each for each in groups))
 
-def _breached(suite: Suite, backend: Backend, cases: tuple[Case, ...]) -> Reasons:
-    with World(suite) as world, EngineSubject(backend) as subject:
-        outcomes = Runner(suite, subject, world).run(cases)
-    bad = (Verdict.BREACHED, Verdict.ERROR)
-    return {o.case.id: o.reasons for o in outcomes if o.verdict in bad}
+    def _run(
+        self,
+        off: frozenset[str],
+        cases: tuple[Case, ...],
+        what: str = "",
+        *,
+        patiently: bool = False,
+    ) -> Reasons:
+        if not cases:
+            return {}
+        done = 0
+
+        def tell(case: Case) -> None:
+            nonlocal done
+            done += 1
+            without_it = f"without {' and '.join(sorted(off))}" if off else "with every layer"
+            self._say(f"{what}{without_it}: {done}/{len(cases)} {case.id}")
+
+        backend = without(self._backend, off)
+        how: dict[str, Any] = {} if patiently else {"attempts": 1, "patience": _PATIENCE}
+        with World(self._suite) as world, EngineSubject(backend) as subject:
+            runner = Runner(self._suite, subject, world, **how)
+            outcomes = runner.run(cases, on_case=tell)
+        bad = (Verdict.BREACHED, Verdict.ERROR)
+        return {o.case.id: o.reasons for o in outcomes if o.verdict in bad}

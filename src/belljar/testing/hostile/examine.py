@@ -36,8 +36,12 @@ def examine(
     ablation: bool = False,
     command: str = "",
     progress: Progress = lambda text: None,
+    so_far: Callable[[Card], None] = lambda card: None,
 ) -> Card:
-    """Examine `backend`, by name or as an object. Nothing is left on the host afterwards."""
+    """Examine `backend`, by name or as an object. Nothing is left on the host afterwards.
+
+    Control arms and ablation take long: `so_far` is given the card before each of them.
+    """
     suite = suite or load()
     start = time.monotonic()
     with private_directory(), no_survivors(), EngineSubject(backend, settings) as subject:
@@ -56,8 +60,26 @@ def examine(
         promised = tuple(
             case for case in cases if claimed(case, subject.klass) and missing_surface(case) is None
         )
+
+        def card(fired: Controls | None, layers: tuple[Ablated, ...] | None) -> Card:
+            return Card(
+                backend=subject.name,
+                klass=subject.klass,
+                outcomes=tuple(
+                    # A share of a few cases says nothing about all of them.
+                    outcome if groups or ids else _about_the_suite(outcome, fired, layers)
+                    for outcome in outcomes
+                ),
+                repeat=repeat,
+                command=command,
+                controls=fired,
+                ablation=layers,
+                seconds=time.monotonic() - start,
+            )
+
         fired = layers = None
         if controls and promised:
+            so_far(card(fired, layers))
             fired = run_controls(
                 suite,
                 promised,
@@ -65,26 +87,15 @@ def examine(
                 on_case=lambda case: progress(f"control {case.id}"),
             )
         if ablation and promised:
+            so_far(card(fired, layers))
+            held = {outcome.case.id for outcome in outcomes if outcome.verdict is Verdict.HELD}
             layers = ablate(
                 suite,
                 subject.backend,
-                promised,
+                (case for case in promised if case.id in held),
                 say=lambda text: progress(f"ablation {text}"),
             )
-    return Card(
-        backend=subject.name,
-        klass=subject.klass,
-        outcomes=tuple(
-            # A share of a few cases says nothing about all of them.
-            outcome if groups or ids else _about_the_suite(outcome, fired, layers)
-            for outcome in outcomes
-        ),
-        repeat=repeat,
-        command=command,
-        controls=fired,
-        ablation=layers,
-        seconds=time.monotonic() - start,
-    )
+        return card(fired, layers)
 
 
 def _about_the_suite(

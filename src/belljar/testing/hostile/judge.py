@@ -41,7 +41,7 @@ LANDLOCK_LACKS = {
 _LANDLOCK_ABSENT = frozenset(
     {
         "ip-004-abstract-unix-w", "ke-036-suid-binaries", "ne-014-bind-listen",
-        "ps-016-host-pids-visible", "ps-017-status-hardening",
+        "ne-024-port-scan-loopback", "ps-016-host-pids-visible", "ps-017-status-hardening",
     }
 )  # fmt: skip
 _STOPPED = (Status.OOM, Status.LIMIT, Status.TIMEOUT, Status.KILLED)

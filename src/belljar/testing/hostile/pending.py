@@ -13,7 +13,7 @@ SURFACES = {
     "mcp server": "there is no MCP server yet",
     "sessions": "there are no live sessions yet",
     "proxy": "there is no allow-list proxy yet",
-    "image backends": "no backend takes an image yet",
+    "image backends": "the suite makes no hostile image yet",
     "control arms": "not one run of one program: `--controls` answers it",
     "ablation": "not one run of one program: `--ablation` answers it",
     "policy mutation": "no backend can leave out a single rule of its policy yet",

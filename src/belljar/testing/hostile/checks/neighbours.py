@@ -139,7 +139,9 @@ def neighbour_unaffected(scene: Scene, _: str) -> str | None:
 @companion("neighbour_can_inotify")
 @contextmanager
 def with_inotify(scene: Scene) -> Iterator[None]:
-    """A second sandbox asks for a file watch while the case holds as many as it could get."""
+    """A second sandbox asks for a file watch while the case holds as many as it could get; before,
+    when nobody holds any, it asked too: where there are none, none can be taken away."""
+    scene.notes["inotify before"] = scene.run(_INOTIFY.strip())
     found: list[Seen] = []
 
     def ask() -> None:
@@ -156,6 +158,12 @@ def with_inotify(scene: Scene) -> Iterator[None]:
 
 @check("neighbour_can_inotify")
 def neighbour_can_inotify(scene: Scene, _: str) -> str | None:
-    seen = scene.notes["inotify"]
-    stdout = seen.result.stdout if seen.result else ""
-    return None if "N:WATCH 1" in stdout else f"the neighbour got no file watch: {stdout[-40:]!r}"
+    said = []
+    for when in ("inotify before", "inotify"):
+        result = scene.notes[when].result
+        if result is None:
+            return f"the neighbour did not run: {scene.notes[when].failure}"
+        said.append(result.stdout)
+    if "N:WATCH 1" in said[0] and "N:WATCH 1" not in said[1]:
+        return f"the neighbour got no file watch: {said[1][-40:]!r}"
+    return None
