@@ -70,7 +70,6 @@ def without(**lacking: Any) -> type[SubprocessBackend]:
 
 if "gvisor" not in ABSENT:
 
-    @pytest.mark.soak
     class TestGvisorRest(container_backends.Rest):
         backend_name = "gvisor"
 
@@ -80,7 +79,6 @@ if not container_backends.why_not("docker", "podman"):
     class TestPodman(container_backends.Cage):
         engine_name = "podman"
 
-    @pytest.mark.soak
     class TestPodmanRest(container_backends.Rest):
         engine_name = "podman"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from container_engines import Engine as ContainerEngine
 from belljar.backends.base import Cancel
 from belljar.backends.docker import DockerBackend
 from belljar.backends.docker_container import OWNER, Container, owner
+from belljar.backends.docker_watch import AgentWatch
 from belljar.config import Settings
 from belljar.engine import Engine
 from belljar.errors import (
@@ -416,3 +418,27 @@ def test_a_fresh_backend_sees_what_the_engine_has(docker_engine: ContainerEngine
     assert not refused.available
     assert "without limits" in refused.reason
     assert refused.fix
+
+
+@pytest.mark.parametrize(("times", "comes_about"), [(1, True), (2, False)])
+def test_a_container_that_lost_us_before_it_had_the_program_is_replaced_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, times: int, comes_about: bool
+) -> None:
+    """As Podman does now and then. The agent's own exit code says that nothing has run."""
+    lost: list[str] = []
+    wait = AgentWatch.until_gone
+
+    def lose(watch: AgentWatch) -> Any:
+        if len(lost) < times:
+            lost.append(watch._container.id)
+            watch._socket.shutdown(socket.SHUT_WR)
+        return wait(watch)
+
+    monkeypatch.setattr(AgentWatch, "until_gone", lose)
+    if comes_about:
+        assert bench.run("print(1)").stdout == "1\n"
+    else:
+        with pytest.raises(BackendFailed, match="lost the way") as caught:
+            bench.run("print(1)")
+        assert caught.value.retryable
+    assert len(set(lost)) == times

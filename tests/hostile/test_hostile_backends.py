@@ -15,13 +15,6 @@ from belljar.testing.hostile.pending import missing_surface
 from belljar.testing.hostile.subject import class_of
 
 SUITE = hostile.load()
-# A container takes a quarter of a second and every case several: in containers the groups that are
-# about the cage itself are always run, the others, which test what all backends share, as a soak.
-ALWAYS = {
-    "docker": ("kernel", "proc-sys", "filesystem", "process", "disk"),
-    "gvisor": ("filesystem", "disk"),
-}
-
 # These ask how much memory or disk the whole host has in use: not two of them at the same time.
 MEASURE_THE_HOST = ("memory", "disk", "output")
 _AGAIN = 3
@@ -48,11 +41,11 @@ def batches() -> list[object]:
         cases = SUITE.select(tier="fast")
         mine = [c for c in cases if claimed(c, klass) and missing_surface(c) is None]
         for group in dict.fromkeys(case.group for case in mine):
-            marks = [] if group in ALWAYS.get(name, (group,)) else [pytest.mark.soak]
+            marks: tuple[pytest.MarkDecorator, ...] = ()
             if name in container_backends.KINDS:
-                marks.append(container_engines.TOGETHER)
+                marks = (container_engines.TOGETHER,)
             elif group in MEASURE_THE_HOST:
-                marks.append(pytest.mark.xdist_group("measure the host"))
+                marks = (pytest.mark.xdist_group("measure the host"),)
             found.append(pytest.param(name, group, marks=marks))
     return found
 

@@ -48,7 +48,7 @@ from .docker_container import LONGEST_RUN, Container, remove, sweep
 from .docker_facts import EngineFacts, ask
 from .docker_plan import Shape, Spec
 from .docker_pool import Pool
-from .docker_watch import AgentWatch
+from .docker_watch import AgentWatch, NotStarted
 from .verdict import Ending
 
 
@@ -155,6 +155,12 @@ class DockerBackend:
     def run(self, plan: Plan, emit: Emit, cancel: Cancel) -> Result:
         if self._closed:
             raise BackendFailed("this backend is closed")
+        try:
+            return self._run_once(plan, emit, cancel)
+        except NotStarted:  # now and then Podman closes an agent's input; nothing has run
+            return self._run_once(plan, emit, cancel)
+
+    def _run_once(self, plan: Plan, emit: Emit, cancel: Cancel) -> Result:
         began = time.monotonic()
         request, spec, limits = plan.request, plan.spec, plan.policy.limits
         assert isinstance(spec, Spec)

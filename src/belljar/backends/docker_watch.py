@@ -34,6 +34,10 @@ _PIECE = 1 << 18
 _KINDS = {agent.STDOUT: "stdout", agent.STDERR: "stderr"}
 
 
+class NotStarted(BackendFailed):
+    """The container ended before it had the program."""
+
+
 @record
 class Told:
     """How the run ended, from the kernel through pid 1, or from the engine."""
@@ -313,6 +317,10 @@ class AgentWatch:
                 warnings=(lost,),
             )
         said = self._container.incoming.complaint.decode("utf-8", "replace").strip()
+        if code == agent.NOT_STARTED:
+            raise NotStarted(
+                f"the engine lost the way to the agent: {said or 'no reason given'}", retryable=True
+            )
         raise self._failure(
             f"the agent ended without a word, exit code {code}{': ' + said if said else ''}"
         )

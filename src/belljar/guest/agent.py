@@ -43,6 +43,8 @@ FROM_AGENT = frozenset(
 )  # fmt: skip
 MAX_PACKET = 1 << 20
 
+# How we end if the host was gone before there was a program: nothing of it can have been seen.
+NOT_STARTED = 119
 _PIECE = 1 << 16
 _OVERTIME = 60.0  # past the program's time: the host should have ended it, and is gone or stuck
 
@@ -56,13 +58,14 @@ def main(idle: float) -> None:
     # As pid 1 we would get none of them; but gVisor gives pid 1 what it gives everybody.
     handle_all(signal.SIG_IGN)
     sealed = seal(False)
-    host = Host()
+    host, started = Host(), False
     try:
         host.say(READY, protocol.dumps(agent_facts.facts(sealed)))
         _warm_up()
         start = host.start(time.monotonic() + idle)
         before = host.files(start)
         group = agent_facts.Group()
+        started = True
         program = Program(start, host)
         if program.child:
             return
@@ -71,7 +74,7 @@ def main(idle: float) -> None:
         warnings = agent_files.send_changed(start["collect"], before, host.say, LISTED, DATA)
         host.say(DONE, protocol.dumps({"warnings": warnings}))
     except Left:
-        os._exit(0)
+        os._exit(0 if started else NOT_STARTED)
     except Refused as refused:
         host.say(FAILED, protocol.dumps({"kind": refused.kind, "problem": str(refused)}))
         os._exit(125)
