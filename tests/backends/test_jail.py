@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from belljar.backends import fleet as fleet_module
 from belljar.backends import jail_plan
 from belljar.backends.base import Cancel
 from belljar.backends.jail import JailBackend
@@ -273,6 +274,23 @@ def test_a_zygote_that_was_killed_is_replaced(jar: Jar) -> None:
     zygote.process.wait()
     _wait_until_gone(below)  # a run that one of them had begun would fail, as it should
     assert jar.run("2").value == 2
+
+
+@pytest.mark.parametrize(("tidy", "replaced"), [(False, True), (True, False)])
+def test_a_zygote_that_served_many_runs_is_replaced_unless_leftovers_are_counted(
+    monkeypatch: pytest.MonkeyPatch, tidy: bool, replaced: bool
+) -> None:
+    monkeypatch.setattr(fleet_module, "RUNS_A_ZYGOTE", 3)
+    jar = Jar(tidy=tidy)
+    try:
+        zygotes = set()
+        for _ in range(5):
+            assert jar.run("1").success
+            assert jar.backend._fleet is not None
+            zygotes |= {each.process.pid for each in jar.backend._fleet._zygotes.values()}
+    finally:
+        jar.backend.close()
+    assert len(zygotes) == 1 + replaced
 
 
 def test_a_parked_jail_that_was_killed_is_not_handed_out(jar: Jar) -> None:

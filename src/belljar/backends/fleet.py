@@ -6,6 +6,7 @@ A run asks for a jail and need not know where it comes from. Called from many th
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -16,14 +17,18 @@ from .zygotes import Jail, Zygote, ZygoteDied
 if TYPE_CHECKING:
     from ..linux.probe import HostFacts
 
-_RUNS_A_ZYGOTE = 2000  # its children share address layout and hash seed: not for ever
+RUNS_A_ZYGOTE = 2000  # its children share address layout and hash seed: not for ever
 
 
 class Fleet:
-    """Zygotes by what they are. A run takes a jail; nobody else needs to know where from."""
+    """Zygotes by what they are. A run takes a jail; nobody else needs to know where from.
 
-    def __init__(self, facts: HostFacts) -> None:
+    `retire` says whether one that has served many runs is replaced by a new one.
+    """
+
+    def __init__(self, facts: HostFacts, *, retire: bool = True) -> None:
         self.facts = facts
+        self._most_runs = RUNS_A_ZYGOTE if retire else sys.maxsize
         self.process = os.getpid()
         self._lock = threading.Lock()
         self._starting: dict[Outer, threading.Lock] = {}
@@ -47,7 +52,7 @@ class Fleet:
         with self._lock:
             self._sweep()
             zygote = self._zygotes.get(outer)
-            if zygote is not None and zygote.runs < _RUNS_A_ZYGOTE:
+            if zygote is not None and zygote.runs < self._most_runs:
                 return zygote
             starting = self._starting.setdefault(outer, threading.Lock())
         with starting:

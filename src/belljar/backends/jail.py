@@ -56,7 +56,8 @@ class JailBackend:
     """See the module's docstring. `disable` names layers to leave out, for tests of the layers.
 
     `parked` is how many ready jails may wait for each kind of run; how many do follows demand.
-    `tidy` keeps nothing between runs but one bare warm interpreter, for tests that count leftovers.
+    `tidy` keeps nothing between runs but one and the same bare interpreter, for tests that count
+    leftovers.
     """
 
     name = "jail"
@@ -248,7 +249,7 @@ class JailBackend:
         fleet = self._fleet
         if fleet is None or fleet.process != os.getpid():
             self._sweep()
-            fleet = self._fleet = Fleet(self.facts)
+            fleet = self._fleet = Fleet(self.facts, retire=not self.tidy)
             # At exit too, when nobody has closed the backend.
             weakref.finalize(self, _close, self._settler, fleet)
         return fleet
