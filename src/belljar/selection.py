@@ -152,7 +152,7 @@ class Selection:
         Never silently: the plan carries a warning into the result.
         """
         for other, plan in self._instead(wanted, policy, request, start):
-            warning = f"backend {name!r} is not available ({why.message}); ran on {other.name!r}"
+            warning = f"{why.message}; ran on {other.name!r}"
             plan = replace(plan, warnings=(*plan.warnings, warning))
             return Chosen(other, plan, f"fallback from {name}")
         raise why
@@ -295,6 +295,9 @@ def _nobody(refusals: Mapping[str, BelljarError]) -> BelljarError:
     for refusal in refusals.values():
         if isinstance(refusal, LanguageMissing):  # the policy would be held
             return refusal
+    # That others run no images helps nobody who asked for one.
+    about = {n: e for n, e in refusals.items() if getattr(e, "fields", ()) != ("image",)}
+    refusals = about or refusals
     if len(refusals) == 1:
         return next(iter(refusals.values()))
     told = "; ".join(f"{known}: {error.message}" for known, error in refusals.items())
