@@ -1,21 +1,26 @@
 """Interpreters that become zygotes: started when one is needed, or a little before.
 
 Starting one takes as long as importing us does. `start_ahead` has it done at the same time, by the
-other processor; whoever called it calls `end_unused` before the process ends.
+other processor; whoever called it calls `end_unused` before the process ends. What this file
+imports is waited for before that: `subprocess` and `socket` would take longer than all the rest.
 """
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
+import _socket
+import _thread
 import os
-import socket
-import subprocess
+import select
 import sys
-import threading
 
-_LINUX_DIR = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "linux")
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+_CONTROL = 3
+# Our own files are compiled once, if ours may be (`-B` is for the guests).
 _BOOT = (
-    "import sys;p=type(sys)('belljar_jail');p.__path__=[{directory!r}];"
-    "sys.modules['belljar_jail']=p;from belljar_jail.zygote import main;main({fd})"
+    "import sys;sys.dont_write_bytecode={no_bytecode!r};p=type(sys)('belljar_jail');"
+    "p.__path__=[{package!r}+'/linux'];sys.modules['belljar_jail']=p;"
+    "from belljar_jail.zygote import main;main({control},{package!r}+'/guest',{worker!r})"
 )
 # Libraries that would start threads, and a locale in which Python speaks UTF-8.
 _ENVIRONMENT = {
@@ -32,8 +37,61 @@ _ENVIRONMENT = {
 }
 _END_SECONDS = 60.0
 
-_lock = threading.Lock()
+_lock = _thread.allocate_lock()
 _ahead: list[Blank] = []
+
+
+class Process:
+    """A child in a session of its own, with `control` as descriptor 3 and nothing on 0, 1 and 2.
+
+    Other descriptors that the host was given without close-on-exec are its to close.
+    """
+
+    def __init__(self, argv: list[str], control: int) -> None:
+        # Copying a descriptor to its own number would leave it to be closed.
+        apart = os.dup(control) if control == _CONTROL else control
+        try:
+            self.pid = os.posix_spawn(
+                argv[0],
+                argv,
+                _ENVIRONMENT,
+                file_actions=[
+                    (os.POSIX_SPAWN_DUP2, apart, _CONTROL),
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0),
+                    (os.POSIX_SPAWN_DUP2, 0, 1),
+                    (os.POSIX_SPAWN_DUP2, 0, 2),
+                ],
+                setsid=True,
+                setsigdef=[_signal.SIGPIPE, _signal.SIGXFSZ],
+            )
+        finally:
+            if apart != control:
+                os.close(apart)
+        self.returncode: int | None = None
+        self._pidfd = os.pidfd_open(self.pid)
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Whether it has ended, and is waited for, within `seconds`."""
+        if self.returncode is not None:
+            return True
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        if not poll.poll(None if seconds is None else seconds * 1000):
+            return False
+        try:
+            status = os.waitpid(self.pid, 0)[1]
+        except ChildProcessError:  # this host ignores SIGCHLD, and the kernel waited for us
+            status = 0
+        self.returncode = os.waitstatus_to_exitcode(status)
+        os.close(self._pidfd)
+        return True
+
+    def kill(self) -> None:
+        if self.returncode is None:
+            try:
+                _signal.pidfd_send_signal(self._pidfd, _signal.SIGKILL)
+            except ProcessLookupError:  # it has just ended, and nobody needs to wait for it
+                return
 
 
 class Blank:
@@ -41,27 +99,20 @@ class Blank:
 
     def __init__(self, *, worker: bool) -> None:
         self.owner = os.getpid()
-        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.control, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         flags = ["-I", "-B"] if worker else ["-I", "-S", "-B"]
-        boot = _BOOT.format(directory=_LINUX_DIR, fd=theirs.fileno())
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, *flags, "-c", boot],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env=_ENVIRONMENT,
-                cwd="/",
-                start_new_session=True,
-            )
+        boot = _BOOT.format(
+            no_bytecode=sys.dont_write_bytecode, package=_PACKAGE, control=_CONTROL, worker=worker
+        )
+        try:
+            self.process = Process([sys.executable, *flags, "-c", boot], theirs.fileno())
+        finally:
+            theirs.close()
 
     def end(self) -> None:
         """Returns when it has ended, and all that it has become with it."""
         self.control.close()
-        try:
-            self.process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
+        if not self.process.wait(_END_SECONDS):
             self.process.kill()
             self.process.wait()
 

@@ -42,7 +42,7 @@ GUEST_ENV = {
     "USER": "user",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
-GUEST_DIR = "/.belljar"
+GUEST_DIR = root.GUEST_DIR
 # What programs read to start at all.
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
 ETC = (
@@ -303,9 +303,9 @@ def _rlimits(policy: Policy, grouped: bool, file_size: int | None) -> tuple[tupl
 
 def _program(request: Request) -> tuple[tuple[str, ...], str | None, bool, tuple[str, ...]]:
     """(argv or nothing for our own interpreter, program file, worker, paths to show for it)."""
-    import shutil
-
     if request.command:
+        import shutil  # late: a program does not need it, and it imports every compressor
+
         path = shutil.which(request.command[0], path=GUEST_PATH)
         if path is None:
             raise CommandNotFound("command", f"{request.command[0]!r} is not installed")

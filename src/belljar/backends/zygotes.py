@@ -8,6 +8,7 @@ nothing. Everything here is called from many threads.
 
 from __future__ import annotations
 
+import _socket as socket  # the bare one: what else `socket` has takes milliseconds to import
 import array
 import contextlib
 import itertools
@@ -15,14 +16,13 @@ import marshal
 import os
 import select
 import signal
-import socket
 import threading
 import time
 from typing import TYPE_CHECKING
 
 from ..errors import BackendFailed
 from . import blank
-from .jail_plan import GUEST_DIR, Outer, Shape
+from .jail_plan import Outer, Shape
 
 if TYPE_CHECKING:
     from ..linux.cgroup import Group
@@ -197,7 +197,6 @@ class Zygote:
             "preload": outer.preload,
             "writable": outer.writable,
             "open_network": outer.open_network,
-            "guest": GUEST_DIR,
             "ids": ids,
             "last_capability": syscalls.last_capability(),
         }

@@ -14,19 +14,24 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from typing import NamedTuple, TextIO
 
 from .._version import __version__
 
-__all__ = ["COMMANDS", "main"]
+TYPE_CHECKING = False  # as `typing` has it: what is imported here is waited for before all else
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NoReturn, TextIO
+
+__all__ = ["COMMANDS", "command", "main"]
 
 
-class Command(NamedTuple):
+class Command:
     """Where a command lives, and the line that `belljar --help` shows for it."""
 
-    module: str
-    summary: str
+    __slots__ = ("module", "summary")
+
+    def __init__(self, module: str, summary: str) -> None:
+        self.module, self.summary = module, summary
 
 
 COMMANDS: dict[str, Command] = {
@@ -58,6 +63,27 @@ examples:
   belljar doctor                         what can this host do?
 
 Every command takes --json. `belljar COMMAND --help` says more."""
+
+
+def command() -> NoReturn:
+    """The whole process: `main`, and an end that does not take the interpreter apart.
+
+    That would take as long as a run does, for memory that the kernel frees anyway. All else that an
+    end does is done; and with threads about, or streams that cannot be flushed, it is CPython's.
+    """
+    status = main()
+    threading = sys.modules.get("threading")
+    if threading is None or threading.active_count() == 1:
+        import atexit
+
+        atexit._run_exitfuncs()
+        try:
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+        except (AttributeError, OSError, ValueError):  # there is none, or nobody reads it
+            sys.exit(status)
+        os._exit(status)
+    sys.exit(status)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -100,19 +126,38 @@ def _dispatch(words: list[str]) -> int:
 
 def _likely_jailed(rest: list[str]) -> bool:
     """Whether it will need an interpreter for the jail, as far as words that nobody read tell."""
-    other = ("-h", "--help", "--explain", "--backend", "--lang", "--python")
-    return sys.platform == "linux" and not any(word.partition("=")[0] in other for word in rest)
+    words = iter(rest)
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if flag in ("-h", "--help", "--explain", "--lang", "--python"):
+            return False
+        if flag == "--backend" and (value if equals else next(words, "")) not in ("jail", "auto"):
+            return False
+    return sys.platform == "linux"
 
 
 def _with_a_start_ahead(name: str, rest: list[str]) -> int:
-    """That interpreter starts while we import all that we need to say what it is to do."""
+    """That interpreter starts, and the host is probed, while we import all that we need to say what
+    is to be done."""
+    import gc
+
     from ..backends import blank
 
+    # Imports make tens of thousands of objects, and none of them is garbage.
+    often = gc.get_threshold()
+    gc.set_threshold(100_000, *often[1:])
     try:
         blank.start_ahead()
-        return _run_command(name, rest)
+        from ..linux import probe
+
+        probe.start_ahead()
+        try:
+            return _run_command(name, rest)
+        finally:
+            probe.end_ahead()
     finally:
         blank.end_unused()
+        gc.set_threshold(*often)
 
 
 def _run_command(name: str, rest: list[str]) -> int:

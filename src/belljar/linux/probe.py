@@ -1,10 +1,12 @@
-"""What this kernel lets us do, found by trying it in a throw-away process."""
+"""What this kernel lets us do, found by trying it in a throw-away process.
+
+A command has that process started early (`start_ahead`) and reads its answer when it needs it.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 from functools import cache
@@ -34,6 +36,7 @@ class HostFacts:
 
 _CAP_SYS_ADMIN = 21
 _probing = threading.Lock()
+_ahead: list[_Attempt] = []
 
 
 def facts() -> HostFacts:
@@ -44,7 +47,8 @@ def facts() -> HostFacts:
 
 @cache
 def _probed() -> HostFacts:
-    problems = _tried()
+    begun = _ahead[0] if _ahead and _ahead[0].owner == os.getpid() else None
+    problems = _tried(begun)
     userns, proc = problems["namespaces"], problems["namespaces"] or problems["proc"]
     filters = problems["seccomp"] if seccomp.supported() else f"no table for {syscalls.MACHINE}"
     return HostFacts(
@@ -57,7 +61,7 @@ def _probed() -> HostFacts:
         landlock_abi=landlock.abi(),
         seccomp=not filters,
         seccomp_problem=filters,
-        cgroup=cgroup.find(),
+        cgroup=begun.home if begun else cgroup.find(),
         cpus=tuple(sorted(os.sched_getaffinity(0))),
         bare_root=os.geteuid() == 0 and not _may_administer(),
     )
@@ -114,10 +118,14 @@ def _say(name: str, problem: str) -> None:
     os.write(1, f"{name} {problem}\n".encode())
 
 
-def _tried() -> dict[str, str]:
+def _tried(begun: _Attempt | None) -> dict[str, str]:
     """For each of what `_attempt` tries what went wrong, or nothing."""
-    if threading.active_count() == 1 and len(os.listdir("/proc/self/task")) == 1:
-        told = _try_forked()
+    if begun is not None:
+        told = begun.answer()
+    elif _may_fork():
+        attempt = _Attempt()
+        told = attempt.answer()
+        attempt.wait()
     else:
         told = _try_in_new_interpreter()
     problems = dict.fromkeys(("namespaces", "proc", "seccomp"), "it could not be tried")
@@ -127,8 +135,27 @@ def _tried() -> dict[str, str]:
     return problems
 
 
-def _try_in_new_interpreter() -> str:
+def start_ahead() -> None:
+    """Have it tried while the caller does something else; `end_ahead` must follow."""
+    if not _ahead and _may_fork():
+        _ahead.append(_Attempt(open_door=True))
+        # Now: who holds that door keeps others from making groups.
+        _ahead[0].home = cgroup.find()
+
+
+def end_ahead() -> None:
+    if _ahead and _ahead[0].owner == os.getpid():
+        _ahead.pop().wait()
+
+
+def _may_fork() -> bool:
     """Forking a process that has threads is not safe."""
+    return threading.active_count() == 1 and len(os.listdir("/proc/self/task")) == 1
+
+
+def _try_in_new_interpreter() -> str:
+    import subprocess  # late: it takes milliseconds, and a command does not come here
+
     code = (
         "import sys; sys.path.append(sys.argv[1])\n"
         "from belljar.linux import probe\n"
@@ -146,20 +173,38 @@ def _try_in_new_interpreter() -> str:
     return done.stdout
 
 
-def _try_forked() -> str:
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.dup2(writer, 1)
+class _Attempt:
+    """A fork of us that tries. With `open_door` it then has the kernel get ready for who joins a
+    control group: the first one in a while waits for a grace period, ten milliseconds and more.
+    """
+
+    def __init__(self, *, open_door: bool = False) -> None:
+        self.owner = os.getpid()
+        self.home: cgroup.Home | None = None
+        self._reader, writer = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                os.dup2(writer, 1)
+                syscalls.close_from(3)  # the host may close what it has, and somebody wait for that
+                door = cgroup.own_door() if open_door else -1
+                _attempt()
+                os.close(1)
+                if door >= 0:
+                    os.write(door, b"0")
+            finally:
+                os._exit(0)
+        os.close(writer)
+
+    def answer(self) -> str:
+        with open(self._reader, encoding="utf-8", errors="replace") as file:
+            self._reader = -1
+            return file.read()
+
+    def wait(self) -> None:
+        if self._reader >= 0:
+            os.close(self._reader)
         try:
-            _attempt()
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with open(reader, encoding="utf-8", errors="replace") as answer:
-        told = answer.read()
-    try:
-        os.waitpid(pid, 0)
-    except ChildProcessError:  # this host ignores SIGCHLD, and the kernel waited for us
-        return told
-    return told
+            os.waitpid(self._pid, 0)
+        except ChildProcessError:  # this host ignores SIGCHLD, and the kernel waited for us
+            return

@@ -24,6 +24,7 @@ WORK, TMP, SHM = "/sandbox/run/work", "/sandbox/run/tmp", "/sandbox/run/shm"
 WAITING = "/.mounts"
 # A pipe that everybody may write to, read-only root or not, unless Landlock is on.
 PROBE = "/.probe"
+GUEST_DIR = "/.belljar"  # where the worker's files are seen
 FIRST_UID = 1  # of the first run, in the zygote's own ids; the next run has the next one
 DEVICES = ("null", "zero", "full", "random", "urandom")
 

@@ -26,6 +26,9 @@ here.
 
 from __future__ import annotations
 
+import _frozen_importlib as _modules
+import _frozen_importlib_external as _files
+import _imp
 import _signal  # type: ignore[import-not-found]
 import _socket
 import builtins
@@ -49,16 +52,33 @@ _ALL = (
 )
 
 
-def main(control: int) -> None:
-    """Become the zygote that the first message on `control` describes; serve until it closes."""
+# The worker and what it imports, in that order.
+_WORKER = ("protocol", "failures", "values", "worker")
+
+
+def main(control: int, guest: str, worker: bool) -> None:
+    """Become the zygote that the first message on `control` describes; serve until it closes.
+
+    Before that comes, which takes the host as long as us, all that it does not decide is done.
+    `guest` is where the worker's files are.
+    """
+    syscalls.close_from(control + 1)
+    os.chdir("/")
     sock = _socket.socket(fileno=control)
+    settled = run_guest.Settled()
+    if worker:
+        _load_worker(settled, guest)
+    sys.dont_write_bytecode = True
+    base = seccomp_jail.base()
+    gc.collect()
+    gc.freeze()
     message = sock.recv(slot.MESSAGE)
     if not message:
         os._exit(0)  # started ahead, and not needed
     spec: dict[str, Any] = marshal.loads(message)
     try:
         _enter(spec, sock)
-        settled = _settle(spec)
+        _settle(settled, spec, base)
     except Exception as error:  # noqa: BLE001 - whatever it is, the host must hear of it
         sock.send(f"failed {type(error).__name__}: {error}".encode())
         os._exit(1)
@@ -128,17 +148,14 @@ def _write(path: str, text: bytes) -> None:
         os.close(fd)
 
 
-def _settle(spec: dict[str, Any]) -> run_guest.Settled:
+def _settle(settled: run_guest.Settled, spec: dict[str, Any], base: bytes) -> None:
     """Everything that runs share and that can be done beforehand; the BASE filter comes last."""
-    settled = run_guest.Settled()
     settled.layers = frozenset(spec["layers"])
     settled.last_capability = spec["last_capability"]
     if spec["preload"]:
         root.scratch()
-        _preload(settled, spec)
+        _preload(settled, spec["preload"])
         syscalls.umount(root.RUN)
-    else:
-        _preload(settled, spec)
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         raise RuntimeError(f"preloading started {threads - 1} threads; such a process cannot fork")
@@ -152,7 +169,7 @@ def _settle(spec: dict[str, Any]) -> run_guest.Settled:
     _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)  # the kernel collects our dead by itself
     syscalls.no_new_privileges()
     if "seccomp" in settled.layers:
-        seccomp.install(seccomp_jail.base())
+        seccomp.install(base)
     for name in [name for name in sys.modules if name.partition(".")[0] == __package__]:
         del sys.modules[name]
     settled.note_modules()
@@ -161,7 +178,6 @@ def _settle(spec: dict[str, Any]) -> run_guest.Settled:
     gc.disable()
     if spec["preload"]:
         _gather_memory()
-    return settled
 
 
 def _gather_memory() -> None:
@@ -182,28 +198,46 @@ def _gather_memory() -> None:
                 first += huge
 
 
-def _preload(settled: run_guest.Settled, spec: dict[str, Any]) -> None:
-    package = type(sys)("belljar_guest")
-    package.__path__ = [spec["guest"]]
-    sys.modules["belljar_guest"] = package
-    if spec["worker"]:
-        import importlib
+def _load_worker(settled: run_guest.Settled, directory: str) -> None:
+    """Import the worker from `directory`, as if from where guests see it: they can see tracebacks.
 
-        for name in ("failures", "values"):
-            importlib.import_module(f"belljar_guest.{name}")
-        worker = importlib.import_module("belljar_guest.worker")
-        settled.worker = worker.main
-        for name in spec["preload"]:
-            try:
-                importlib.import_module(name)
-            except Exception:  # noqa: BLE001 - somebody else's module, which may do anything
-                continue  # the program will hear of it if it asks
-        settled.note_modules()
-        settled.rehearse = _rehearsal(worker, settled)
-        settled.rehearse()
+    In there it would take longer, and nothing could be compiled for the next time.
+    """
+    package = sys.modules["belljar_guest"] = type(sys)("belljar_guest")
+    package.__path__ = [root.GUEST_DIR]
+    for name in _WORKER:
+        full = f"belljar_guest.{name}"
+        code = _files.SourceFileLoader(full, f"{directory}/{name}.py").get_code(full)
+        seen = f"{root.GUEST_DIR}/{name}.py"
+        # As the import system does with compiled files.
+        _imp._fix_co_filename(code, seen)  # type: ignore[attr-defined]
+        spec = _files.spec_from_file_location(full, seen)
+        assert code is not None and spec is not None
+        module = sys.modules[full] = _modules.module_from_spec(spec)
+        setattr(package, name, module)
+        exec(code, module.__dict__)
+    settled.worker = module.main
+    _rehearse(settled)
+
+
+def _preload(settled: run_guest.Settled, names: list[str]) -> None:
+    import importlib
+
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception:  # noqa: BLE001 - somebody else's module, which may do anything
+            continue  # the program will hear of it if it asks
+    _rehearse(settled)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         settled.reseed = numpy.random.seed
+
+
+def _rehearse(settled: run_guest.Settled) -> None:
+    settled.note_modules()
+    settled.rehearse = _rehearsal(sys.modules["belljar_guest.worker"], settled)
+    settled.rehearse()
 
 
 # What most programs do that import pandas: it builds much of itself on first use.
