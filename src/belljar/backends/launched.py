@@ -356,7 +356,7 @@ class HandedOver(Watch):
     def _frame(self, fd: int) -> None:
         if self.work >= 0:
             return super()._frame(fd)
-        assert self._frames is not None
+        assert isinstance(self._frames, socket.socket)
         try:
             _, passed, _, _ = socket.recv_fds(self._frames, 1, 1)
         except BlockingIOError:

@@ -7,8 +7,8 @@ had ended is killed when its time is up.
 
 from __future__ import annotations
 
+import _queue  # all that we need of `queue`, which imports more
 import contextlib
-import queue
 import select
 import threading
 import time
@@ -53,7 +53,7 @@ class Settler:
     """All runs of one backend that are not settled yet. Called from many threads."""
 
     def __init__(self) -> None:
-        self._arriving: queue.SimpleQueue[_Open | None] = queue.SimpleQueue()
+        self._arriving: _queue.SimpleQueue[_Open | None] = _queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -92,7 +92,7 @@ class Settler:
             while True:
                 try:
                     arrived = self._arriving.get(block=block)
-                except queue.Empty:
+                except _queue.Empty:
                     break
                 block = False
                 if arrived is None:

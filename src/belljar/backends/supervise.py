@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import socket
 import time
 from collections.abc import Callable
 
@@ -14,6 +13,10 @@ from ..events import Emit, Output
 from ..records import record
 from ..report import Report
 from .base import Cancel
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import _socket as socket
 
 _START_SECONDS = 30.0  # a supervisor that has not started its guest by then is broken
 _KILL_SECONDS = 10.0  # and so is one that has not reported the end of a killed guest

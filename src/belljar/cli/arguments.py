@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -15,6 +16,24 @@ class UsageError(BelljarError):
     code = "usage_invalid"
 
 
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Knows its width. Else `argparse` asks `shutil`, with every compressor, for each argument."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=_columns() - 2)
+
+
+def _columns() -> int:
+    """As `shutil.get_terminal_size` finds out."""
+    told = os.environ.get("COLUMNS", "")
+    if told.isdecimal() and int(told):
+        return int(told)
+    try:
+        return os.get_terminal_size(1).columns or 80
+    except OSError:  # not a terminal
+        return 80
+
+
 class Parser(argparse.ArgumentParser):
     """`belljar NAME`. With `guest_words`, options may stand anywhere before `--`, and what follows
     `--` is the guest's: it ends up untouched in `args.rest`."""
@@ -24,7 +43,7 @@ class Parser(argparse.ArgumentParser):
             prog=f"belljar {name}",
             description=summary[:1].upper() + summary[1:] + ".",
             epilog=epilog,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_Help,
             allow_abbrev=False,
         )
         self.guest_words = False

@@ -8,7 +8,7 @@ then the process has one thread, which lets a backend fork.
 
 from __future__ import annotations
 
-import queue
+import _queue  # all that we need of `queue`, which imports more
 import signal
 import sys
 import threading
@@ -32,7 +32,7 @@ class GuestOutput:
             "stdout": _filter(sys.stdout, raw),
             "stderr": _filter(sys.stderr, raw),
         }
-        self._queue: queue.SimpleQueue[tuple[Stream, bytes] | None] = queue.SimpleQueue()
+        self._queue: _queue.SimpleQueue[tuple[Stream, bytes] | None] = _queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._mid_line: dict[Stream, bool] = {"stdout": False, "stderr": False}
 
