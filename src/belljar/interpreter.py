@@ -25,8 +25,6 @@ OLDEST = (3, 9)  # what the guest worker is written for
 @cache
 def find(python: str | None) -> Interpreter:
     """The interpreter `python` (a path, a name on PATH, a virtualenv), or the one running this."""
-    import shutil
-
     if python is None:
         found = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
         return Interpreter(
@@ -34,14 +32,15 @@ def find(python: str | None) -> Interpreter:
             prefixes=_with_targets(sys.executable, found),
             version=sys.version_info[:3],
         )
+    import shutil  # late, as `subprocess` below: for our own interpreter neither is needed
+    import subprocess
+
     inside = os.path.join(
         python, *(("Scripts", "python.exe") if os.name == "nt" else ("bin", "python"))
     )
     path = inside if os.path.isfile(inside) else shutil.which(python)
     if path is None:
         raise RequestError("python", f"{python!r} is not an interpreter or a virtualenv")
-    import subprocess
-
     code = (
         "import sys; print(sys.prefix, sys.base_prefix, sys.exec_prefix, sys.executable,"
         " '%d.%d.%d' % sys.version_info[:3], sep='\\n')"

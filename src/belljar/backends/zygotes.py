@@ -296,9 +296,12 @@ class Zygote:
 
     def close(self) -> None:
         """End it and everything in it; returns when the kernel has."""
+        from ..linux import probe
+
         self._control.close()
         for shelf in self._shelves.values():
             shelf.close()
+        probe.let_go()  # at the same time
         self._blank.end()
         for shelf in self._shelves.values():
             _remove_groups(shelf)

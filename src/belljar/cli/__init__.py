@@ -12,6 +12,7 @@ ended; 141 when nobody reads our output any more.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -71,6 +72,8 @@ def command() -> NoReturn:
     That would take as long as a run does, for memory that the kernel frees anyway. All else that an
     end does is done; and with threads about, or streams that cannot be flushed, it is CPython's.
     """
+    # Imports make tens of thousands of objects, and none of them is garbage.
+    gc.set_threshold(100_000, *gc.get_threshold()[1:])
     status = main()
     threading = sys.modules.get("threading")
     if threading is None or threading.active_count() == 1:
@@ -139,13 +142,8 @@ def _likely_jailed(rest: list[str]) -> bool:
 def _with_a_start_ahead(name: str, rest: list[str]) -> int:
     """That interpreter starts, and the host is probed, while we import all that we need to say what
     is to be done."""
-    import gc
-
     from ..backends import blank
 
-    # Imports make tens of thousands of objects, and none of them is garbage.
-    often = gc.get_threshold()
-    gc.set_threshold(100_000, *often[1:])
     try:
         blank.start_ahead()
         from ..linux import probe
@@ -157,7 +155,6 @@ def _with_a_start_ahead(name: str, rest: list[str]) -> int:
             probe.end_ahead()
     finally:
         blank.end_unused()
-        gc.set_threshold(*often)
 
 
 def _run_command(name: str, rest: list[str]) -> int:

@@ -6,6 +6,7 @@ A command has that process started early (`start_ahead`) and reads its answer wh
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import threading
@@ -35,6 +36,8 @@ class HostFacts:
 
 
 _CAP_SYS_ADMIN = 21
+# How often, and how many times, a door is held open: longer than a command needs to get there.
+_HOLD_SECONDS, _HOLDS = 0.003, 25
 _probing = threading.Lock()
 _ahead: list[_Attempt] = []
 
@@ -138,12 +141,19 @@ def _tried(begun: _Attempt | None) -> dict[str, str]:
 def start_ahead() -> None:
     """Have it tried while the caller does something else; `end_ahead` must follow."""
     if not _ahead and _may_fork():
-        _ahead.append(_Attempt(open_door=True))
+        _ahead.append(_Attempt(hold_door=True))
         # Now: who holds that door keeps others from making groups.
         _ahead[0].home = cgroup.find()
 
 
+def let_go() -> None:
+    """No group will be joined any more: what was started ahead may end."""
+    if _ahead and _ahead[0].owner == os.getpid():
+        _ahead[0].let_go()
+
+
 def end_ahead() -> None:
+    """Returns when it has ended."""
     if _ahead and _ahead[0].owner == os.getpid():
         _ahead.pop().wait()
 
@@ -174,37 +184,55 @@ def _try_in_new_interpreter() -> str:
 
 
 class _Attempt:
-    """A fork of us that tries. With `open_door` it then has the kernel get ready for who joins a
-    control group: the first one in a while waits for a grace period, ten milliseconds and more.
+    """A fork of us that tries. With `hold_door` it then joins, again and again for a while, the
+    control group that it is in: the first process that joins one waits for a grace period of the
+    kernel's, ten milliseconds and more; those who come soon after another do not.
     """
 
-    def __init__(self, *, open_door: bool = False) -> None:
+    def __init__(self, *, hold_door: bool = False) -> None:
         self.owner = os.getpid()
         self.home: cgroup.Home | None = None
         self._reader, writer = os.pipe()
+        until, self._until = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
             try:
+                os.dup2(until, 0)
                 os.dup2(writer, 1)
                 syscalls.close_from(3)  # the host may close what it has, and somebody wait for that
-                door = cgroup.own_door() if open_door else -1
+                door = cgroup.own_door() if hold_door else -1
                 _attempt()
                 os.close(1)
                 if door >= 0:
-                    os.write(door, b"0")
+                    _hold(door)
             finally:
                 os._exit(0)
         os.close(writer)
+        os.close(until)
 
     def answer(self) -> str:
         with open(self._reader, encoding="utf-8", errors="replace") as file:
             self._reader = -1
             return file.read()
 
+    def let_go(self) -> None:
+        if self._until >= 0:
+            os.close(self._until)
+            self._until = -1
+
     def wait(self) -> None:
+        self.let_go()
         if self._reader >= 0:
             os.close(self._reader)
         try:
             os.waitpid(self._pid, 0)
         except ChildProcessError:  # this host ignores SIGCHLD, and the kernel waited for us
+            return
+
+
+def _hold(door: int) -> None:
+    """Until the host closes its end of our standard input, or it has been long enough."""
+    for _ in range(_HOLDS):
+        os.write(door, b"0")
+        if select.select([0], [], [], _HOLD_SECONDS)[0]:
             return

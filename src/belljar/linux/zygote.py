@@ -72,12 +72,15 @@ def main(control: int, guest: str, worker: bool) -> None:
     base = seccomp_jail.base()
     gc.collect()
     gc.freeze()
+    helper = _MappingHelper() if os.geteuid() == 0 else None
     message = sock.recv(slot.MESSAGE)
-    if not message:
-        os._exit(0)  # started ahead, and not needed
+    if not message:  # started ahead, and not needed
+        if helper is not None:
+            helper.end()
+        os._exit(0)
     spec: dict[str, Any] = marshal.loads(message)
     try:
-        _enter(spec, sock)
+        _enter(spec, sock, helper)
         _settle(settled, spec, base)
     except Exception as error:  # noqa: BLE001 - whatever it is, the host must hear of it
         sock.send(f"failed {type(error).__name__}: {error}".encode())
@@ -86,24 +89,24 @@ def main(control: int, guest: str, worker: bool) -> None:
     _serve(sock, settled, spec["ids"][1] if spec["ids"] else 0)
 
 
-def _enter(spec: dict[str, Any], control: _socket.socket) -> None:
+def _enter(spec: dict[str, Any], control: _socket.socket, helper: _MappingHelper | None) -> None:
     """Returns only in the zygote proper."""
     flags = _ALL if spec["open_network"] else _ALL | syscalls.CLONE_NEWNET
     if "namespaces" not in spec["layers"]:
         flags &= ~(syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS | syscalls.CLONE_NEWNET)
     if spec["ids"]:
-        helper, entered = _mapping_helper(*spec["ids"])
+        assert helper is not None  # only root has ids to give away
         syscalls.unshare(syscalls.CLONE_NEWNS)
         root.build(spec["view"])
         syscalls.unshare(flags)
-        os.write(entered, b"x")
-        os.close(entered)
-        if os.waitpid(helper, 0)[1] != 0:
+        if not helper.end(b"0 %d %d" % tuple(spec["ids"])):
             raise OSError(1, "the user ids could not be mapped")
         os.setgroups([])
         os.setresgid(0, 0, 0)
         os.setresuid(0, 0, 0)
     else:
+        if helper is not None:
+            helper.end()
         uid, gid = os.geteuid(), os.getegid()
         syscalls.unshare(flags)
         _write("/proc/self/setgroups", b"deny")
@@ -122,22 +125,30 @@ def _enter(spec: dict[str, Any], control: _socket.socket) -> None:
         syscalls.sethostname("belljar")
 
 
-def _mapping_helper(first: int, count: int) -> tuple[int, int]:
-    """A child that stays outside and writes our id maps when it is told that we are inside."""
-    reader, writer = os.pipe()
-    helper = os.fork()
-    if helper == 0:
-        os.close(writer)
-        status = 1
-        try:
-            if os.read(reader, 1):
-                for name in ("uid_map", "gid_map"):
-                    _write(f"/proc/{os.getppid()}/{name}", b"0 %d %d" % (first, count))
-                status = 0
-        finally:
-            os._exit(status)
-    os.close(reader)
-    return helper, writer
+class _MappingHelper:
+    """A child that stays outside and writes our id maps when we are inside and say which."""
+
+    def __init__(self) -> None:
+        reader, self._orders = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.close(self._orders)
+            status = 1
+            try:
+                if ids := os.read(reader, 100):
+                    for name in ("uid_map", "gid_map"):
+                        _write(f"/proc/{os.getppid()}/{name}", ids)
+                    status = 0
+            finally:
+                os._exit(status)
+        os.close(reader)
+
+    def end(self, ids: bytes = b"") -> bool:
+        """Whether it has written `ids`; it is gone then."""
+        if ids:
+            os.write(self._orders, ids)
+        os.close(self._orders)
+        return os.waitpid(self._pid, 0)[1] == 0
 
 
 def _write(path: str, text: bytes) -> None:
