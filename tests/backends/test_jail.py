@@ -418,3 +418,21 @@ def _below(pid: int) -> list[int]:
         found += below
         pending += below
     return found
+
+
+def test_the_worker_does_not_say_where_we_are_installed(warm: Jar) -> None:
+    """It is loaded outside, and guests find it where they see it."""
+    code = """
+import sys
+seen = set()
+for name, module in list(sys.modules.items()):
+    if name.startswith("belljar_guest."):
+        seen |= {module.__file__, module.__spec__.origin, module.__cached__ or ""}
+        seen |= {thing.__code__.co_filename for thing in vars(module).values()
+                 if hasattr(thing, "__code__")}
+sorted(seen), sys.flags.dont_write_bytecode, sys.dont_write_bytecode
+"""
+    seen, *no_bytecode = warm.run(code).value
+    assert "/.belljar/worker.py" in seen
+    assert all(path.startswith("/.belljar/") or path in ("", "<belljar>") for path in seen)
+    assert no_bytecode == [1, True]

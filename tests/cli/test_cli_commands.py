@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ import pytest
 
 import belljar
 from belljar.backends.base import Availability, best_effort
-from belljar.cli import COMMANDS, main, running
+from belljar.cli import COMMANDS, arguments, main, running
 from belljar.config import Settings
 from belljar.engine import Engine
 from belljar.errors import BackendFailed, CommandNotFound
@@ -495,6 +496,12 @@ def test_every_command_teaches_with_examples(name: str, capfd: pytest.CaptureFix
     assert "--json" in text
     assert main(["help", name]) == 0
     assert capfd.readouterr().out == text
+
+
+@pytest.mark.parametrize("told", ["60", "200", "0", "wide", ""])
+def test_help_is_as_wide_as_the_terminal(told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", told)
+    assert arguments._columns() == shutil.get_terminal_size().columns
 
 
 def test_version(capfd: pytest.CaptureFixture[str]) -> None:

@@ -415,3 +415,47 @@ def test_the_other_commands_print_json_too(cli: Process, words: tuple[str, ...])
     plain = cli(*words)
     assert plain.stdout
     assert plain.stderr == b""
+
+
+# The end of the process
+
+
+ENDING = """
+import atexit, sys, threading, time
+from belljar import cli
+sys.argv = ["belljar", "--version"]
+def later():
+    time.sleep(0.2)
+    print("thread")
+if THREAD:
+    threading.Thread(target=later).start()
+atexit.register(print, "at exit")
+sys.stdout.write("before ")
+cli.command()
+"""
+
+
+@pytest.mark.parametrize("thread", [False, True])
+def test_the_end_waits_for_threads_runs_what_is_registered_and_flushes(thread: bool) -> None:
+    done = subprocess.run(
+        [COMMAND[0], "-c", ENDING.replace("THREAD", str(thread))],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    before, *rest = done.stdout.splitlines()
+    assert before.startswith("before belljar ")
+    assert rest == (["thread", "at exit"] if thread else ["at exit"])
+
+
+def test_output_that_cannot_be_written_at_the_end_is_told() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [COMMAND[0], "-c", ENDING.replace("THREAD", "False")],
+            env=environment(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+        )
+    assert done.returncode != 0
+    assert b"No space left" in done.stderr

@@ -95,3 +95,94 @@ def answer():
     userns, problem, proc, filters = fresh.ask(code)
     assert (userns, proc, filters) == (False, False, True)
     assert "unshare" in problem
+
+
+def test_what_is_tried_ahead_is_the_answer_and_leaves_nobody() -> None:
+    code = """
+import os, sys
+from belljar.linux import probe
+
+def answer():
+    probe.start_ahead()
+    assert len(probe._ahead) == 1
+    ahead = probe.facts()
+    probe.let_go()
+    probe.end_ahead()
+    probe._probed.cache_clear()
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return not probe._ahead, ahead == probe.facts()
+    return "somebody is left"
+"""
+    assert fresh.ask(code) == [True, True]
+
+
+def test_what_nobody_asked_ends_too() -> None:
+    code = """
+import os
+from belljar.linux import probe
+
+def answer():
+    before = os.listdir("/proc/self/fd")
+    probe.start_ahead()
+    probe.end_ahead()
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return os.listdir("/proc/self/fd") == before
+"""
+    assert fresh.ask(code) is True
+
+
+def test_a_fork_of_the_host_asks_for_itself() -> None:
+    code = """
+import os
+from belljar.linux import probe
+
+def answer():
+    probe.start_ahead()
+    child = os.fork()
+    if child == 0:
+        found = probe.facts()
+        probe.end_ahead()
+        os._exit(0 if found.machine and len(probe._ahead) == 1 else 1)
+    status = os.waitpid(child, 0)[1]
+    probe.end_ahead()
+    return status
+"""
+    assert fresh.ask(code) == 0
+
+
+def test_nothing_is_tried_ahead_where_there_are_threads() -> None:
+    code = """
+import threading
+from belljar.linux import probe
+
+def answer():
+    stop = threading.Event()
+    threading.Thread(target=stop.wait).start()
+    probe.start_ahead()
+    stop.set()
+    return len(probe._ahead)
+"""
+    assert fresh.ask(code) == 0
+
+
+def test_holding_the_door_moves_nobody() -> None:
+    code = """
+import os
+from belljar.linux import cgroup, probe
+
+def answer():
+    own = open("/proc/self/cgroup").read()
+    door = cgroup.own_door()
+    if door < 0:
+        return True  # not ours to write
+    reader, writer = os.pipe()
+    os.close(writer)
+    os.dup2(reader, 0)
+    probe._hold(door)
+    return open("/proc/self/cgroup").read() == own
+"""
+    assert fresh.ask(code) is True
