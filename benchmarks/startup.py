@@ -3,7 +3,7 @@
     python benchmarks/startup.py [--rounds 21] [--json]
 
 The commands take turns, so that a busy machine is busy for all of them; medians are compared, and
-the ratio is to the bare interpreter of the same rounds. Times are of whole processes, in ms.
+ratio and difference are to the bare interpreter of the same rounds. Times are of whole processes, in ms.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "python -c 'import belljar'": (sys.executable, "-c", "import belljar"),
     "belljar --help": (*BELLJAR, "--help"),
     "belljar run -c 'print(1)'": (*BELLJAR, "run", "-c", "print(1)"),
-}
+    "belljar run --backend jail -c 'print(1)'": (
+        *BELLJAR, "run", "--backend", "jail", "-c", "print(1)",
+    ),
+}  # fmt: skip
 
 
 def milliseconds(command: tuple[str, ...]) -> float:
@@ -59,6 +62,7 @@ def rows(times: dict[str, list[float]]) -> list[dict[str, Any]]:
             "median": round(statistics.median(took), 1),
             "min": round(min(took), 1),
             "max": round(max(took), 1),
+            "more": round(statistics.median(took) - bare, 1),
             "ratio": round(statistics.median(took) / bare, 2),
         }
         for name, took in times.items()
@@ -77,7 +81,7 @@ def main() -> None:
         print(json.dumps({"python": sys.version.split()[0], "rounds": asked.rounds, "rows": found}))
         return
     print(f"Python {sys.version.split()[0]}, {asked.rounds} interleaved rounds, ms\n")
-    columns = ("median", "min", "max", "ratio")
+    columns = ("median", "min", "max", "more", "ratio")
     print(f"| command | {' | '.join(columns)} |\n|---|{'---:|' * len(columns)}")
     for row in found:
         print(f"| `{row['command']}` | {' | '.join(str(row[name]) for name in columns)} |")

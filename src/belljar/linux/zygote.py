@@ -10,6 +10,9 @@ Theory of operation
                                            └─fork─> guest, in a pid namespace of its own
                                                     (run_guest.py)
 
+Before the host says which zygote it wants, which takes it as long as us, we load the worker and run
+an empty program with it. Nothing of that depends on the host's word, and no program is known yet.
+
 The outer jail is made once: user, pid, mount, ipc, uts and (unless the policy opens it) network
 namespaces, a root of our own (root.py), no_new_privs. As root its user namespace maps a high range
 of host ids, so that nobody in there is anybody outside, and every run gets an id of its own; an
@@ -62,8 +65,8 @@ def main(control: int, guest: str, worker: bool) -> None:
     Before that comes, which takes the host as long as us, all that it does not decide is done.
     `guest` is where the worker's files are.
     """
-    syscalls.close_from(control + 1)
     os.chdir("/")
+    syscalls.close_from(control + 1)
     sock = _socket.socket(fileno=control)
     settled = run_guest.Settled()
     if worker:
