@@ -2,8 +2,8 @@
 
     python benchmarks/startup.py [--rounds 21] [--json]
 
-The commands take turns, so that a busy machine is busy for all of them; medians are compared, and
-ratio and difference are to the bare interpreter of the same rounds. Times are of whole processes, in ms.
+The commands take turns, so that a busy machine is busy for all of them; medians are compared, ratio
+and difference are to the bare interpreter of the same rounds. Times are of whole processes, in ms.
 """
 
 from __future__ import annotations
