@@ -53,6 +53,11 @@ class Jail:
         """Have the next ones made, so that at most `most` are parked."""
         self._shelf.zygote.replenish(self._shelf, most)
 
+    @property
+    def alone(self) -> bool:
+        """Whether no other run of its kind is going on."""
+        return self._shelf.busy == 1
+
     def alive(self) -> bool:
         """Whether nobody killed it, or its slot, while it was parked."""
         poll = select.poll()

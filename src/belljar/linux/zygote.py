@@ -157,6 +157,7 @@ def _settle(spec: dict[str, Any]) -> run_guest.Settled:
         del sys.modules[name]
     settled.note_modules()
     gc.collect()
+    syscalls.trim_heap()  # every page that we have is one more that each fork copies
     gc.freeze()
     gc.disable()
     if spec["preload"]:
