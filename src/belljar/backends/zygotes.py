@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import BackendFailed
 from . import blank
-from .jail_plan import GUEST_DIR, Outer, Shape
+from .jail_plan import GUEST_DIR, GUEST_ENV, Outer, Shape
 
 if TYPE_CHECKING:
     from ..linux.cgroup import Group
@@ -203,6 +203,7 @@ class Zygote:
             "writable": outer.writable,
             "open_network": outer.open_network,
             "guest": GUEST_DIR,
+            "env": GUEST_ENV,
             "ids": ids,
             "last_capability": syscalls.last_capability(),
         }

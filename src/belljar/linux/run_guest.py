@@ -71,7 +71,7 @@ def be_guest(
         _lose_everything(shape, settled, ruleset)
         _check(settled)
         if settled.rehearse is not None and shape["parked"]:
-            _rehearse_start(settled, shape["env"])
+            _rehearse_start(settled)
             settled.rehearse()
         answer = _socket.socket(fileno=ready)
         passed = array.array("i", (work, mounts))
@@ -237,9 +237,9 @@ def _refused(attempt: Callable[[], None]) -> bool:
     return False
 
 
-def _rehearse_start(settled: Settled, env: dict[str, str]) -> None:
+def _rehearse_start(settled: Settled) -> None:
     """What `receive_start` does, done to nothing that stays."""
-    start = marshal.loads(marshal.dumps({"files": [("x", 1, 0)], "env": env}))
+    start = marshal.loads(marshal.dumps({"files": [("x", 1, 0)], "env": settled.env}))
     for name, _, mtime in start["files"]:
         fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         os.write(fd, b"x"[:1])
@@ -272,7 +272,7 @@ def receive_start() -> dict[str, Any]:
 
 
 def set_environment(settled: Settled, wanted: dict[str, str]) -> None:
-    """Unless it is so already: most runs have the one that was rehearsed."""
+    """Unless it is so already: most runs have the one that the zygote has."""
     if settled.env != wanted:
         os.environ.clear()
         os.environ.update(wanted)

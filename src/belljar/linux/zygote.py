@@ -156,6 +156,8 @@ def _settle(spec: dict[str, Any]) -> run_guest.Settled:
     for name in [name for name in sys.modules if name.partition(".")[0] == __package__]:
         del sys.modules[name]
     settled.note_modules()
+    # What most programs ask for; what the libraries were told when they were loaded is gone.
+    run_guest.set_environment(settled, spec["env"])
     gc.collect()
     syscalls.trim_heap()  # every page that we have is one more that each fork copies
     gc.freeze()
