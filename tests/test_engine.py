@@ -273,6 +273,25 @@ def test_a_wrong_wish_is_refused_by_name_and_nothing_starts(
     assert not backend.plans
 
 
+def test_what_was_resolved_for_one_wish_is_not_given_to_another_that_equals_it() -> None:
+    """Resolved policies are remembered; True equals 1, and is no number of seconds."""
+    backend = fake()
+    jar = engine(backend)
+    for _ in range(2):
+        jar.run(Request(code="1"), wishes={"timeout": 1})
+        jar.run(Request(code="1"), wishes={"timeout": 2})
+        jar.run(Request(code="1"), level="permissive", wishes={"timeout": 1})
+        with pytest.raises(PolicyError):
+            jar.run(Request(code="1"), wishes={"timeout": True})
+    found = [(plan.policy.level, plan.policy.limits.timeout) for plan in backend.plans]
+    assert found == [("standard", 1.0), ("standard", 2.0), ("permissive", 1.0)] * 2
+    mounted = Request(code="1", mounts=(Mount("/usr/share", "share", "ro"),))
+    jar = engine(fake(), ceiling=Ceiling(mounts="none"))
+    jar.run(Request(code="1"))
+    with pytest.raises(PolicyError):
+        jar.run(mounted)
+
+
 def test_mounts_are_held_to_the_ceiling() -> None:
     request = Request(code="1", mounts=(Mount("/usr/share", "share", "rw"),))
     assert engine(fake()).run(request).success

@@ -115,6 +115,41 @@ def test_a_match_statement_knows_positional_fields() -> None:
             assert (left, right) == (1, 2)
 
 
+def test_a_class_that_is_used_often_stays_what_it_was() -> None:
+    """Then it gets a constructor of its own, which must not differ in anything but speed."""
+
+    @record
+    class Often:
+        x: int
+        y: int = 2
+        tags: list[str] = field(default_factory=list)
+
+    @positional_record
+    class Both:
+        left: int
+        right: int = 5
+
+    first = Often.__init__
+    many = [Often(x=number) for number in range(50)]
+    pairs = [Both(number) for number in range(50)]
+    assert Often.__init__ is not first
+    assert [each.x for each in many] == list(range(50)) == [each.left for each in pairs]
+    assert {each.y for each in many} == {2}
+    many[-1].tags.append("own")
+    assert many[-2].tags == [] == Often(x=1).tags
+    assert Often(x=1, y=3, tags=["a"]) == replace(Often(x=1, tags=["a"]), y=3)
+    assert Both(1, right=2) == Both(1, 2) and hash(Both(1)) == hash(Both(1, 5))
+    wrong: tuple[tuple[Any, str], ...] = (
+        (lambda: Often(), "x"),  # type: ignore[call-arg]
+        (lambda: Often(x=1, z=2), "z"),  # type: ignore[call-arg]
+        (lambda: Often(1), "positional"),  # type: ignore[call-arg]
+        (lambda: Both(1, 2, 3), "positional"),  # type: ignore[call-arg]
+    )
+    for make, words in wrong:
+        with pytest.raises(TypeError, match=words):
+            make()
+
+
 def test_the_path_of_a_run_does_not_import_dataclasses() -> None:
     """They took half of a command's start."""
     program = (

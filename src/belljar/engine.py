@@ -17,10 +17,14 @@ from .policy import DANGEROUS_MODULES, Modules, Policy
 from .records import record, replace
 from .resolve import Resolved, resolve
 from .selection import Chosen, Selection, Verdict
-from .types import GuestError, Request, Result, Status
+from .types import GuestError, Language, Request, Result, Status
 
 if TYPE_CHECKING:
     from . import retrying
+
+
+_REMEMBERED = 64
+_PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
 @record
@@ -48,6 +52,8 @@ class Engine:
         self._given = dict(backends) if backends is not None else None
         self._loaded: dict[str, Backend] = {}
         self._lock = threading.Lock()
+        # Most callers ask for the same again and again.
+        self._resolved: dict[tuple[object, ...], tuple[Language | None, Resolved]] = {}
         self._selection = Selection(self.settings, self.backend, self.backend_names, self._given)
 
     def backend_names(self) -> tuple[str, ...]:
@@ -211,10 +217,29 @@ class Engine:
     def _resolve(
         self, request: Request, level: str | None, wishes: Mapping[str, Any] | None
     ) -> Resolved:
+        wishes, language = wishes or {}, request.resolved
+        key: tuple[object, ...] | None = None
+        plain = type(level) in _PLAIN and all(type(wish) in _PLAIN for wish in wishes.values())
+        if plain and not request.mounts:
+            # With their types: True is equal to 1, and not the same wish.
+            key = (level, *((name, type(wish), wish) for name, wish in wishes.items()))
+            known = self._resolved.get(key)
+            if known is not None and known[0] is language:
+                return known[1]
+        resolved = self._resolve_anew(request, level, wishes)
+        if key is not None:
+            if len(self._resolved) >= _REMEMBERED:
+                self._resolved.clear()
+            self._resolved[key] = language, resolved
+        return resolved
+
+    def _resolve_anew(
+        self, request: Request, level: str | None, wishes: Mapping[str, Any]
+    ) -> Resolved:
         settings = self.settings
         resolved = resolve(
             level or settings.level,
-            wishes or {},
+            wishes,
             mounts=request.mounts,
             ceiling=settings.ceiling,
             defaults=settings.defaults,

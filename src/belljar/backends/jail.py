@@ -226,8 +226,12 @@ class JailBackend:
             )
             collected = time.monotonic()
             if keep and not self.tidy:
-                # Not earlier: it would compete with the run for processors.
-                jail.replenish(self.parked)
+                # Not earlier: it would compete with the run for processors. A caller who is alone
+                # need not wait for it; of many, each does his own.
+                if jail.alone:
+                    self._settler.finish(cleanup.pop_all(), jail, self.parked)
+                else:
+                    jail.replenish(self.parked)
         return replace(
             result,
             timings={

@@ -135,7 +135,6 @@ class Shape:
             "rlimits": self.rlimits,
             "watch": {"every": every, "memory": memory, "cpu": cpu} if self.watch else None,
             "waiting": self.waiting,
-            "env": GUEST_ENV,
         }
 
 

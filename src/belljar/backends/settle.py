@@ -1,8 +1,11 @@
-"""Waits for the kernel's word on runs whose result was given before it came: `settle="later"`.
+"""What is done for a run after its caller has the result.
 
-One thread, started when there is something to wait for, looks after all of them. A run keeps its
-place, its control group and its user id until it is gone; one that goes on after it said that it
-had ended is killed when its time is up.
+For `settle="later"`: waiting for the kernel's word. A run keeps its place, its control group and
+its user id until it is gone; one that goes on after it said that it had ended is killed when its
+time is up. For every other run, which is gone: giving its place back and ordering the next jail,
+which its caller need not wait for.
+
+One thread, started when there is something to do, looks after all of them.
 """
 
 from __future__ import annotations
@@ -49,11 +52,28 @@ class _Open:
         self.watch.kill()
 
 
+class _Over:
+    """A run that is gone, and whose place is to be given back."""
+
+    def __init__(self, cleanup: contextlib.ExitStack, jail: Jail, parked: int) -> None:
+        self._cleanup, self._jail, self._parked = cleanup, jail, parked
+
+    def is_over(self) -> bool:
+        try:
+            with self._cleanup:
+                self._jail.replenish(self._parked)
+        except Exception as error:  # noqa: BLE001 - the result is with the caller
+            import logging
+
+            logging.getLogger("belljar").error("after a run: %s", error)
+        return True
+
+
 class Settler:
-    """All runs of one backend that are not settled yet. Called from many threads."""
+    """All runs of one backend that something is left to do for. Called from many threads."""
 
     def __init__(self) -> None:
-        self._arriving: _queue.SimpleQueue[_Open | None] = _queue.SimpleQueue()
+        self._arriving: _queue.SimpleQueue[_Open | _Over | None] = _queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -61,18 +81,29 @@ class Settler:
     def add(self, watch: JailWatch, cleanup: contextlib.ExitStack, jail: Jail, parked: int) -> None:
         """Take over: `cleanup` is run when the kernel has confirmed the end."""
         run = _Open(watch, cleanup, jail, parked)
-        with self._lock:
-            if not self._closed:
-                if self._thread is None:
-                    self._thread = threading.Thread(
-                        target=self._work, name="belljar-settle", daemon=True
-                    )
-                    self._thread.start()
-                self._arriving.put(run)
-                return
+        if self._took(run):
+            return
         run.kill()
         while not run.is_over():
             time.sleep(_LOOK_MILLISECONDS / 1000)
+
+    def finish(self, cleanup: contextlib.ExitStack, jail: Jail, parked: int) -> None:
+        """Run `cleanup` of a run that is gone, and have the next jail made."""
+        run = _Over(cleanup, jail, parked)
+        if not self._took(run):
+            run.is_over()
+
+    def _took(self, run: _Open | _Over) -> bool:
+        with self._lock:
+            if self._closed:
+                return False
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._work, name="belljar-settle", daemon=True
+                )
+                self._thread.start()
+            self._arriving.put(run)
+            return True
 
     def close(self) -> None:
         """Kill what is left and wait until it is gone."""
@@ -97,11 +128,15 @@ class Settler:
                 block = False
                 if arrived is None:
                     closing = True
-                else:
+                elif isinstance(arrived, _Open):
                     pending.append(arrived)
+                else:
+                    arrived.is_over()
             if closing:
                 for each in pending:
                     each.kill()
+            if not pending:
+                continue
             looking = select.poll()
             for each in pending:
                 looking.register(each.watch.control, select.POLLIN)

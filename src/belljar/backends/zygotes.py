@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import BackendFailed
 from . import blank
-from .jail_plan import Outer, Shape
+from .jail_plan import GUEST_ENV, Outer, Shape
 
 if TYPE_CHECKING:
     from ..linux.cgroup import Group
@@ -52,6 +52,11 @@ class Jail:
     def replenish(self, most: int) -> None:
         """Have the next ones made, so that at most `most` are parked."""
         self._shelf.zygote.replenish(self._shelf, most)
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other run of its kind is going on."""
+        return self._shelf.busy == 1
 
     def alive(self) -> bool:
         """Whether nobody killed it, or its slot, while it was parked."""
@@ -197,6 +202,7 @@ class Zygote:
             "preload": outer.preload,
             "writable": outer.writable,
             "open_network": outer.open_network,
+            "env": GUEST_ENV,
             "ids": ids,
             "last_capability": syscalls.last_capability(),
         }

@@ -100,7 +100,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """What many callers got together. The counts are (before, after)."""
+    """What many callers got together. The counts are (after a tenth of the runs, at the end)."""
 
     callers: int
     runs: int
@@ -130,10 +130,8 @@ class Rate:
 def measure(code: str, rounds: int, pause: float) -> list[Line]:
     """Every contender that this host has, `rounds` times each."""
     with ExitStack() as stack:
-        lines = list(_contenders(code, stack))
+        lines = [line for line in _contenders(code, stack) if _can_run(line)]
         for line in lines:
-            for _ in range(4):  # what is started once is not part of a run
-                line.once()
             line.phases.clear()
         for _ in range(rounds):
             for line in lines:
@@ -145,21 +143,37 @@ def measure(code: str, rounds: int, pause: float) -> list[Line]:
     return lines
 
 
+def _can_run(line: Line) -> bool:
+    """Whether it does; what is started once is then started, and not part of a run."""
+    try:
+        for _ in range(4):
+            line.once()
+    except (subprocess.CalledProcessError, RuntimeError) as error:
+        print(f"{line.name} cannot run it here and is left out: {error}", file=sys.stderr)
+        return False
+    return True
+
+
 def throughput(code: str, callers: int, runs: int) -> Rate:
     from ..api import create_runner
     from ..errors import BelljarError
 
     errors = 0
+    before = 0, 0
+    warm = runs // 10  # by then every caller has what is kept for it
     numbers = iter(range(runs))
     lock = threading.Lock()
     with create_runner(backend="jail", modules="any") as runner:
 
         def work() -> None:
-            nonlocal errors
+            nonlocal errors, before
             while True:
                 with lock:
-                    if next(numbers, None) is None:
-                        return
+                    number = next(numbers, None)
+                if number is None:
+                    return
+                if number == warm:
+                    before = _resident(), len(os.listdir("/proc/self/fd"))
                 try:
                     failed = not runner.execute(code).success
                 except BelljarError:
@@ -168,9 +182,6 @@ def throughput(code: str, callers: int, runs: int) -> Rate:
                     with lock:
                         errors += 1
 
-        for _ in range(2 * callers):
-            runner.execute(code)
-        memory, descriptors = _resident(), len(os.listdir("/proc/self/fd"))
         threads = [threading.Thread(target=work) for _ in range(callers)]
         began = time.perf_counter()
         for thread in threads:
@@ -183,8 +194,8 @@ def throughput(code: str, callers: int, runs: int) -> Rate:
             runs=runs,
             seconds=seconds,
             errors=errors,
-            memory_kib=(memory, _resident()),
-            descriptors=(descriptors, len(os.listdir("/proc/self/fd"))),
+            memory_kib=(before[0], _resident()),
+            descriptors=(before[1], len(os.listdir("/proc/self/fd"))),
         )
 
 
@@ -193,9 +204,11 @@ def _contenders(code: str, stack: ExitStack) -> Iterator[Line]:
     from ..backends.subprocess import SubprocessBackend
 
     if hasattr(os, "fork"):
-        # The floor: what the smallest interpreter pays. A larger process pays more for its fork.
-        yield Line(name="bare fork+exit, small python", once=stack.enter_context(SmallForker()))
-        yield Line(name="bare fork+exit, this process", once=_fork)
+        # The floor: what the smallest interpreter pays. A larger process pays more for its fork,
+        # and whoever calls us has at least us loaded.
+        yield Line(name="bare fork+exit, small python", once=stack.enter_context(Forker()))
+        loaded = "import belljar.api, belljar.engine, belljar.backends.jail"
+        yield Line(name="bare fork+exit, our caller", once=stack.enter_context(Forker(loaded)))
     plain = [sys.executable, "-I", "-c", code]
     yield Line(name="plain subprocess", once=lambda: _command(plain))
     if shutil.which("bwrap"):
@@ -237,17 +250,17 @@ def _sandlock(words: list[str]) -> Callable[[], None] | None:
 def _sandboxed(
     name: str, backend: object, code: str, stack: ExitStack, settle: Any = "now"
 ) -> Line:
+    from ..api import Runner
     from ..config import Settings
     from ..engine import Engine
-    from ..types import Request
 
     known = backend.name  # type: ignore[attr-defined]
     engine = Engine(Settings(backend=known), backends={known: backend})  # type: ignore[dict-item]
-    stack.callback(engine.close)
+    runner = stack.enter_context(Runner(engine=engine, settle=settle, modules="any"))
     line = Line(name=name, once=lambda: None)
 
     def once() -> None:
-        result = engine.run(Request(code=code, settle=settle), wishes={"modules": "any"})
+        result = runner.execute(code)
         if not result.success:
             raise RuntimeError(f"{name}: {result.status} {result.stderr}")
         for phase, seconds in result.timings.items():
@@ -257,8 +270,8 @@ def _sandboxed(
     return line
 
 
-class SmallForker:
-    """A bare interpreter that forks when told to, and says how long that took."""
+class Forker:
+    """A clean interpreter that forks when told to, and says how long that took."""
 
     _PROGRAM = (
         "import os, time\n"
@@ -270,9 +283,12 @@ class SmallForker:
         "    os.write(1, b'%.9f\\n' % (time.perf_counter() - began))\n"
     )
 
-    def __enter__(self) -> SmallForker:
+    def __init__(self, loaded: str = "") -> None:
+        self._loaded = loaded
+
+    def __enter__(self) -> Forker:
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", self._PROGRAM],
+            [sys.executable, "-I", "-c", f"{self._loaded}\n{self._PROGRAM}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
@@ -287,13 +303,6 @@ class SmallForker:
 
     def __exit__(self, *exc: object) -> None:
         self._process.communicate()
-
-
-def _fork() -> None:
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0)
-    os.waitpid(pid, 0)
 
 
 def _command(words: list[str]) -> None:

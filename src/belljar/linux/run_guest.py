@@ -71,7 +71,7 @@ def be_guest(
         _lose_everything(shape, settled, ruleset)
         _check(settled)
         if settled.rehearse is not None and shape["parked"]:
-            _rehearse_start(settled, shape["env"])
+            _rehearse_start(settled)
             settled.rehearse()
         answer = _socket.socket(fileno=ready)
         passed = array.array("i", (work, mounts))
@@ -181,25 +181,25 @@ def _data_size() -> int:
 def _check(settled: Settled) -> None:
     """Every layer that should be on, is on: asked of the kernel, not of our own code."""
     fd = os.open("/proc/self/status", os.O_RDONLY)
-    text = os.read(fd, 1 << 14).decode()
+    status = os.read(fd, 1 << 13)
     os.close(fd)
-    facts = dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
     on = settled.layers
     wrong = []
-    if os.getpid() != 2 or facts["NSpid"].split()[-1] != "2":
+    if os.getpid() != 2 or _fact(status, b"NSpid").split()[-1] != b"2":
         wrong.append("pid namespace")
     if "namespaces" in on and (os.getuid(), os.getgid(), os.geteuid()) != (GUEST_ID,) * 3:
         wrong.append("user namespace")
-    if facts["NoNewPrivs"] != "1":
+    if _fact(status, b"NoNewPrivs") != b"1":
         wrong.append("no_new_privs")
-    sets = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+    sets = (b"CapInh", b"CapPrm", b"CapEff", b"CapBnd", b"CapAmb")
     if "namespaces" not in on:
         # The bounding set can be emptied only in a user namespace of one's own.
-        sets = ("CapInh", "CapPrm", "CapEff", "CapPrm", "CapAmb")
-    if "capabilities" in on and any(int(facts[name], 16) for name in sets):
+        sets = (b"CapInh", b"CapPrm", b"CapEff", b"CapPrm", b"CapAmb")
+    if "capabilities" in on and any(int(_fact(status, name), 16) for name in sets):
         wrong.append("capabilities")
     if "seccomp" in on:
-        if facts["Seccomp"] != "2" or int(facts.get("Seccomp_filters", "2")) < 2:
+        # How many there are is told since Linux 5.9.
+        if _fact(status, b"Seccomp") != b"2" or int(_fact(status, b"Seccomp_filters", b"2")) < 2:
             wrong.append("seccomp")
         elif not _refused(lambda: syscalls.unshare(syscalls.CLONE_NEWUSER)):
             wrong.append("seccomp rules")
@@ -211,6 +211,18 @@ def _check(settled: Settled) -> None:
         wrong.append("work directory")
     if wrong:
         raise OSError(0, f"these protections are not on: {', '.join(wrong)}")
+
+
+def _fact(status: bytes, name: bytes, default: bytes | None = None) -> bytes:
+    """What a line of /proc/self/status says."""
+    line = b"\n%s:\t" % name
+    start = status.find(line)
+    if start < 0:
+        if default is None:
+            raise OSError(0, f"the kernel does not tell {name.decode()}")
+        return default
+    start += len(line)
+    return status[start : status.index(b"\n", start)]
 
 
 def _write_to_probe() -> None:
@@ -225,9 +237,9 @@ def _refused(attempt: Callable[[], None]) -> bool:
     return False
 
 
-def _rehearse_start(settled: Settled, env: dict[str, str]) -> None:
+def _rehearse_start(settled: Settled) -> None:
     """What `receive_start` does, done to nothing that stays."""
-    start = marshal.loads(marshal.dumps({"files": [("x", 1, 0)], "env": env}))
+    start = marshal.loads(marshal.dumps({"files": [("x", 1, 0)], "env": settled.env}))
     for name, _, mtime in start["files"]:
         fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         os.write(fd, b"x"[:1])
@@ -260,7 +272,7 @@ def receive_start() -> dict[str, Any]:
 
 
 def set_environment(settled: Settled, wanted: dict[str, str]) -> None:
-    """Unless it is so already: most runs have the one that was rehearsed."""
+    """Unless it is so already: most runs have the one that the zygote has."""
     if settled.env != wanted:
         os.environ.clear()
         os.environ.update(wanted)
@@ -307,13 +319,12 @@ def _work(settled: Settled, start: dict[str, Any]) -> NoReturn:
         sys.excepthook(*sys.exc_info())
         code = 1
     code = _finish(settled, code)
-    if start["later"]:
-        # Our end is to be known before the kernel has torn everything down.
-        for fd in (1, 2):
-            try:
-                os.close(fd)
-            except OSError:
-                continue  # the program has closed it
+    # The host reads to the end of them while the kernel takes our memory apart.
+    for fd in (1, 2):
+        try:
+            os.close(fd)
+        except OSError:
+            continue  # the program has closed it
     if code < 0:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
         os.kill(os.getpid(), _signal.SIGINT)

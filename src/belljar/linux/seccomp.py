@@ -172,11 +172,10 @@ def _one_of(index: int, values: Iterable[int], *, then: int, otherwise: int) -> 
 
 
 class _Program(ctypes.Structure):
-    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 
 
 def install(program: bytes) -> None:
     """Put `program` on this thread and all its children. Needs no_new_privs."""
-    buffer = ctypes.create_string_buffer(program, len(program))
-    wrapped = _Program(len(program) // 8, ctypes.addressof(buffer))
+    wrapped = _Program(len(program) // 8, program)
     syscalls.call("seccomp", 1, 0, ctypes.byref(wrapped))

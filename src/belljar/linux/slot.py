@@ -102,6 +102,7 @@ class _Run:
     def __init__(self) -> None:
         self.anchor = self.guest = 0
         self.run = self.work = -1
+        self.children: tuple[int, ...] = ()  # lists of them: our own, and the anchor's
         self.ours: list[int] = []
         self.theirs: list[int] = []
         self.guests: list[int] = []
@@ -252,7 +253,14 @@ def _rehearse(run: _Run, watch: dict[str, Any] | None) -> None:
     """Touch what `_watch` will touch, while nobody waits: the fork left every page to be copied."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     _last_line(0, usage.ru_utime + usage.ru_stime, 0, time.monotonic(), 0.0, "")
-    _is_alone(run.anchor)
+    me = os.getpid()
+    try:
+        for process in (me, run.anchor):
+            run.ours.append(os.open(f"/proc/{process}/task/{process}/children", os.O_RDONLY))
+        run.children = tuple(run.ours[-2:])
+    except FileNotFoundError:
+        pass  # this kernel does not tell: everybody is ended and waited for
+    _is_alone(run)
     if watch:
         _over(run, watch, 0)
 
@@ -276,7 +284,7 @@ def _watch(run: _Run, watch: dict[str, Any] | None) -> None:
     run.guest = 0
     ended = time.monotonic()
     seconds = usage.ru_utime + usage.ru_stime
-    if reason or not _is_alone(run.anchor):
+    if reason or not _is_alone(run):
         seconds += run.end()
     line = _last_line(status, seconds, max(peak, usage.ru_maxrss * 1024), started, ended, reason)
     try:
@@ -294,16 +302,17 @@ def _last_line(
     ).encode()
 
 
-def _is_alone(anchor: int) -> bool:
+def _is_alone(run: _Run) -> bool:
     """Whether the kernel says that pid 1 of the run's namespace has no children, and we no other.
 
-    With CLONE_PARENT a guest could make children of ours; seccomp refuses it, if it is on.
+    With CLONE_PARENT a guest could make children of ours; seccomp refuses it, if it is on. The
+    lists were opened beforehand, so they are of these very processes. Of an anchor that was killed
+    the second is empty when it has waited for all the others; until we have, it is in the first.
     """
-    me = os.getpid()
-    try:
-        return _children(me, me) == [anchor] and not _children(anchor, anchor)
-    except OSError:
-        return False  # the anchor was killed meanwhile, or this kernel does not tell: end and wait
+    if not run.children:
+        return False
+    ours, below = (os.pread(fd, 4096, 0) for fd in run.children)
+    return ours == b"%d " % run.anchor and not below
 
 
 def _children(process: int, thread: int) -> list[int]:

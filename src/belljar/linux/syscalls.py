@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
+# Said once: a jail's set-up is a hundred such calls, and its guest pays for every page it touches.
+_libc.prctl.argtypes = (ctypes.c_int, *(ctypes.c_ulong,) * 4)
 
 MACHINE = os.uname().machine
 NUMBERS = {
@@ -66,11 +69,8 @@ def unshare(flags: int) -> None:
 
 
 def prctl(option: int, argument: int = 0, second: int = 0) -> None:
-    unsigned = ctypes.c_ulong
-    _check(
-        _libc.prctl(option, unsigned(argument), unsigned(second), unsigned(0), unsigned(0)),
-        f"prctl({option})",
-    )
+    if _libc.prctl(option, argument, second, 0, 0) < 0:
+        _check(-1, f"prctl({option})")
 
 
 def mount(
@@ -174,6 +174,12 @@ def gather_pages(start: int, size: int) -> bool:
     return bool(_libc.madvise(place, length, ctypes.c_int(collapse)) == 0)
 
 
+def trim_heap() -> None:
+    """Give freed memory back to the kernel, where the C library can (musl cannot)."""
+    if hasattr(_libc, "malloc_trim"):
+        _libc.malloc_trim(ctypes.c_size_t(0))
+
+
 def close_from(first: int) -> None:
     """Close every descriptor from `first` on."""
     call("close_range", ctypes.c_uint(first), ctypes.c_uint(0xFFFF_FFFF), ctypes.c_uint(0))
@@ -184,8 +190,7 @@ def sethostname(name: str) -> None:
     _check(_libc.sethostname(raw, ctypes.c_size_t(len(raw))), "sethostname")
 
 
-class _CapHeader(ctypes.Structure):
-    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+_NO_CAPABILITIES = struct.pack("=Ii", 0x2008_0522, 0), bytes(24)  # the header, and three sets twice
 
 
 def last_capability() -> int:
@@ -201,15 +206,14 @@ def drop_capabilities(last: int | None = None) -> None:
     last = last_capability() if last is None else last
     try:
         for capability in range(last + 1):
-            _check(_libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0), "prctl")
+            prctl(PR_CAPBSET_DROP, capability)
     except PermissionError:
         # Without CAP_SETPCAP there is nothing to lower: an ordinary user's sets are empty already,
         # and no_new_privs keeps an exec from filling them out of the bounding set.
         if os.geteuid() == 0:
             raise
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
-    header = _CapHeader(0x2008_0522, 0)
-    call("capset", ctypes.byref(header), ctypes.create_string_buffer(24))
+    call("capset", *_NO_CAPABILITIES)
 
 
 def no_new_privileges() -> None:

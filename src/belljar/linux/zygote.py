@@ -72,7 +72,7 @@ def main(control: int, guest: str, worker: bool) -> None:
     if worker:
         _load_worker(settled, guest)
     sys.dont_write_bytecode = True
-    base = seccomp_jail.base()
+    base = seccomp_jail.base() if seccomp.supported() else b""
     gc.collect()
     gc.freeze()
     helper = _MappingHelper() if os.geteuid() == 0 else None
@@ -187,7 +187,10 @@ def _settle(settled: run_guest.Settled, spec: dict[str, Any], base: bytes) -> No
     for name in [name for name in sys.modules if name.partition(".")[0] == __package__]:
         del sys.modules[name]
     settled.note_modules()
+    # What most programs ask for; what the libraries were told when they were loaded is gone.
+    run_guest.set_environment(settled, spec["env"])
     gc.collect()
+    syscalls.trim_heap()  # every page that we have is one more that each fork copies
     gc.freeze()
     gc.disable()
     if spec["preload"]:
