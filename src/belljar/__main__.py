@@ -17,7 +17,7 @@ def _here() -> str | None:
 if not sys.flags.safe_path and sys.path and sys.path[0] in ("", _here()):
     del sys.path[0]
 
-from .cli import command, main  # noqa: E402, F401
+from .cli import command  # noqa: E402
 
 if __name__ == "__main__":
     command()

@@ -436,3 +436,18 @@ sorted(seen), sys.flags.dont_write_bytecode, sys.dont_write_bytecode
     assert "/.belljar/worker.py" in seen
     assert all(path.startswith("/.belljar/") or path in ("", "<belljar>") for path in seen)
     assert no_bytecode == [1, True]
+
+
+def test_a_program_that_imports_nothing_starts_with_little(warm: Jar) -> None:
+    """Every module of the zygote's is a cost of its start, and of every fork."""
+    code = "import sys; sorted(name for name in sys.modules if not name.startswith('_'))"
+    there = set(warm.run(code).value)
+    heavy = {"collections", "contextlib", "enum", "functools", "importlib", "inspect", "json", "re"}
+    heavy |= {"shutil", "signal", "socket", "subprocess", "threading", "typing", "warnings"}
+    blank = subprocess.run(
+        [sys.executable, "-I", "-c", "import sys; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert not heavy & there - set(blank.stdout.split())

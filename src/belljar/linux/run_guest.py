@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
 import _socket
-import array
 import atexit
 import fcntl
 import gc
@@ -16,6 +15,7 @@ import io
 import marshal
 import os
 import resource
+import struct
 import sys
 
 from . import landlock, namespaces, root, seccomp, syscalls
@@ -74,7 +74,7 @@ def be_guest(
             _rehearse_start(settled)
             settled.rehearse()
         answer = _socket.socket(fileno=ready)
-        passed = array.array("i", (work, mounts))
+        passed = struct.pack("2i", work, mounts)
         answer.sendmsg([b"ready"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, passed)])
         answer.detach()
         syscalls.close_from(FRAMES + 1)

@@ -33,10 +33,10 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
 import _socket
-import array
 import marshal
 import os
 import resource
+import struct
 import time
 
 from . import seccomp_jail, syscalls
@@ -238,14 +238,13 @@ def _start_anchor(desk: _Desk) -> int:
 def receive(sock: _socket.socket) -> tuple[bytes, list[int]]:
     """One message and the descriptors that came with it; nothing when the other end is gone."""
     message, ancillary, _, _ = sock.recvmsg(MESSAGE, _socket.CMSG_SPACE(4 * 16))
-    fds = array.array("i")
-    for _, _, data in ancillary:
-        fds.frombytes(data)
-    return message, list(fds)
+    fds = [fd for _, _, data in ancillary for (fd,) in struct.iter_unpack("i", data)]
+    return message, fds
 
 
 def _tell(shelf: _socket.socket, words: bytes, fds: list[int] | None = None) -> None:
-    passed = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    data = struct.pack(f"{len(fds)}i", *fds) if fds else b""
+    passed = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, data)] if fds else []
     shelf.sendmsg([words[:4000]], passed)
 
 
