@@ -11,6 +11,7 @@ import fcntl
 import gc
 import os
 import resource
+import select
 
 from . import landlock, leave, seccomp, seccomp_landlock, syscalls
 
@@ -29,7 +30,7 @@ class Settled:
     def __init__(self) -> None:
         self.worker: Callable[[int], None] | None = None
         self.reseed: Callable[[], None] | None = None
-        self.modules: frozenset[str] = frozenset()
+        self.loaded: leave.Loaded | None = None
         self.layers: frozenset[str] = frozenset()
 
 
@@ -80,9 +81,22 @@ def be_guest(spec: dict[str, Any], settled: Settled) -> NoReturn:
     if settled.reseed is not None:
         settled.reseed()
     syscalls.close_from(_ERRORS)
-    worker = settled.worker
-    assert worker is not None
-    leave.run_and_leave(lambda: worker(FRAMES), settled.modules)
+    worker, loaded = settled.worker, settled.loaded
+    assert worker is not None and loaded is not None
+    leave.run_and_leave(lambda: worker(FRAMES), loaded, _more_are_open)
+
+
+def _more_are_open() -> bool:
+    """Asked in one call, and without /proc."""
+    poll = select.poll()
+    asked = range(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    for fd in asked:
+        poll.register(fd, 0)
+    try:
+        closed = sum(bool(events & select.POLLNVAL) for _, events in poll.poll(0))
+    except OSError:  # more than the kernel answers at once
+        return True
+    return closed < len(asked)
 
 
 def _be_the_first_to_go() -> None:

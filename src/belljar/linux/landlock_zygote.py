@@ -32,7 +32,7 @@ import marshal
 import os
 import sys
 
-from . import landlock_guest, launch, seccomp, seccomp_jail, syscalls
+from . import landlock_guest, launch, leave, seccomp, seccomp_jail, syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _settle(spec: dict[str, Any]) -> landlock_guest.Settled:
     os.environ.clear()
     for name in [name for name in sys.modules if name.partition(".")[0] == __package__]:
         del sys.modules[name]
-    settled.modules = frozenset(sys.modules)
+    settled.loaded = leave.Loaded()
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -1,7 +1,7 @@
 """The end of a program that ran in a fork of a warm interpreter: CPython's, but for teardown.
 
 Threads are joined, exit handlers run, what the program left open is flushed. Modules are not torn
-down: that would copy every page that the fork shares. Nothing here needs /proc.
+down: that would copy every page that the fork shares.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import atexit
 import gc
 import io
 import os
-import resource
-import select
 import sys
 
 TYPE_CHECKING = False
@@ -20,9 +18,28 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, NoReturn
 
+    MoreAreOpen = Callable[[], bool]  # whether there are descriptors besides the standard ones
 
-def run_and_leave(program: Callable[[], None], known: frozenset[str]) -> NoReturn:
-    """Call `program` and end this process as it says; `known` modules were there before it."""
+
+class Loaded:
+    """The modules of now; later ones are the program's."""
+
+    def __init__(self) -> None:
+        self.names = frozenset(sys.modules)
+        self._last = next(reversed(sys.modules))
+
+    def added(self) -> set[str]:
+        """Those that have come since."""
+        # A set of all names would copy every page that has one of them.
+        if next(reversed(sys.modules)) == self._last:
+            return set()
+        return sys.modules.keys() - self.names
+
+
+def run_and_leave(
+    program: Callable[[], None], loaded: Loaded, more_are_open: MoreAreOpen
+) -> NoReturn:
+    """Call `program` and end this process as it says; `loaded` was there before it."""
     code = 0
     try:
         program()
@@ -33,7 +50,13 @@ def run_and_leave(program: Callable[[], None], known: frozenset[str]) -> NoRetur
     except BaseException:  # noqa: BLE001 - the program may raise anything
         sys.excepthook(*sys.exc_info())
         code = 1
-    code = _finish(known, code)
+    code = _finish(loaded, more_are_open, code)
+    # The host reads to the end of them while the kernel takes our memory apart.
+    for fd in (1, 2):
+        try:
+            os.close(fd)
+        except OSError:
+            continue  # the program has closed it
     if code < 0:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
         os.kill(os.getpid(), _signal.SIGINT)
@@ -50,43 +73,30 @@ def _exit_code(leaving: SystemExit) -> int:
     return 1
 
 
-def _finish(known: frozenset[str], code: int) -> int:
+def _finish(loaded: Loaded, more_are_open: MoreAreOpen, code: int) -> int:
     try:
         threading = sys.modules.get("threading")
         if threading is not None and threading.active_count() > 1:
             threading._shutdown()
         atexit._run_exitfuncs()
-        for name in ("__main__", *(sys.modules.keys() - known)):
-            _let_go(sys.modules.get(name))
-        _flush_files()
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None and not stream.closed:
-                stream.flush()
+        let_go_of_files(loaded, more_are_open)
     except BaseException:  # noqa: BLE001 - the program's own handlers may raise anything
         return code or 120  # as CPython says when it cannot flush
     return code
 
 
-def _flush_files() -> None:
-    """What is still open, because something holds on to it, and has not been written."""
-    if not _some_are_open():
-        return
-    for thing in gc.get_objects():
-        if issubclass(type(thing), io.TextIOWrapper | io.BufferedWriter) and not thing.closed:
-            thing.flush()
-
-
-def _some_are_open() -> bool:
-    """Whether there are descriptors besides the standard ones, asked in one call."""
-    poll = select.poll()
-    asked = range(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    for fd in asked:
-        poll.register(fd, 0)
-    try:
-        closed = sum(bool(events & select.POLLNVAL) for _, events in poll.poll(0))
-    except OSError:  # more than the kernel answers at once
-        return True
-    return closed < len(asked)
+def let_go_of_files(loaded: Loaded, more_are_open: MoreAreOpen) -> None:
+    """Close those that only the program's variables hold, flush those that others do."""
+    _let_go(sys.modules.get("__main__"))
+    for name in loaded.added():
+        _let_go(sys.modules.get(name))
+    if more_are_open():
+        for thing in gc.get_objects():
+            if issubclass(type(thing), io.TextIOWrapper | io.BufferedWriter) and not thing.closed:
+                thing.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and not stream.closed:
+            stream.flush()
 
 
 def _let_go(module: Any) -> None:

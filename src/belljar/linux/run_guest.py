@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
 import _socket
-import atexit
 import fcntl
 import gc
-import io
 import marshal
 import os
 import resource
 import struct
-import sys
 
-from . import landlock, namespaces, root, seccomp, syscalls
+from . import landlock, leave, namespaces, root, seccomp, syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,13 +37,8 @@ class Settled:
         self.env: dict[str, str] | None = None
         self.reseed: Callable[[], None] | None = None
         self.rehearse: Callable[[], None] | None = None
-        self.modules: frozenset[str] = frozenset()
-        self.last_module = ""
+        self.loaded: leave.Loaded | None = None
         self.layers: frozenset[str] = frozenset()
-
-    def note_modules(self) -> None:
-        """Those of now are ours, later ones the program's."""
-        self.modules, self.last_module = frozenset(sys.modules), next(reversed(sys.modules))
 
 
 def be_guest(
@@ -302,88 +294,20 @@ def execute(start: dict[str, Any]) -> NoReturn:
 
 
 def _work(settled: Settled, start: dict[str, Any]) -> NoReturn:
-    """Run the worker in this very process, then end as CPython would, but for tearing down."""
-    code = 0
-    try:
+    """Run the worker in this very process."""
+
+    def program() -> None:
         set_environment(settled, start["env"])
         gc.enable()
         if settled.reseed is not None:
             settled.reseed()
         assert settled.worker is not None
         settled.worker(FRAMES, None, start["run"])
-    except SystemExit as leaving:
-        code = _exit_code(leaving)
-    except KeyboardInterrupt:
-        code = -_signal.SIGINT
-    except BaseException:  # noqa: BLE001 - the program may raise anything
-        sys.excepthook(*sys.exc_info())
-        code = 1
-    code = _finish(settled, code)
-    # The host reads to the end of them while the kernel takes our memory apart.
-    for fd in (1, 2):
-        try:
-            os.close(fd)
-        except OSError:
-            continue  # the program has closed it
-    if code < 0:
-        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
-        os.kill(os.getpid(), _signal.SIGINT)
-    os._exit(code & 0xFF)
+
+    assert settled.loaded is not None
+    leave.run_and_leave(program, settled.loaded, more_are_open)
 
 
-def _exit_code(leaving: SystemExit) -> int:
-    code = leaving.code
-    if code is None:
-        return 0
-    if isinstance(code, int):
-        return code & 0xFF
-    print(code, file=sys.stderr)
-    return 1
-
-
-def _finish(settled: Settled, code: int) -> int:
-    """Threads joined, exit handlers run, files that the program left open flushed."""
-    try:
-        threading = sys.modules.get("threading")
-        if threading is not None and threading.active_count() > 1:
-            threading._shutdown()
-        atexit._run_exitfuncs()
-        let_go_of_files(settled)
-    except BaseException:  # noqa: BLE001 - the program's own handlers may raise anything
-        return code or 120  # as CPython says when it cannot flush
-    return code
-
-
-def let_go_of_files(settled: Settled) -> None:
-    """Close those that only the program's variables hold, flush those that others do."""
-    _let_go(sys.modules.get("__main__"))
-    # A set of all names would copy every page that has one of them.
-    if next(reversed(sys.modules)) != settled.last_module:
-        for name in sys.modules.keys() - settled.modules:
-            _let_go(sys.modules.get(name))
-    _flush_files()
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None and not stream.closed:
-            stream.flush()
-
-
-def _flush_files() -> None:
-    """What is still open, because something holds on to it, and has not been written."""
+def more_are_open() -> bool:
     # Since Linux 6.2 the directory's size is how many descriptors there are.
-    count = os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd")) - 1
-    if count <= 3:
-        return  # the standard ones
-    for thing in gc.get_objects():
-        if issubclass(type(thing), io.TextIOWrapper | io.BufferedWriter) and not thing.closed:
-            thing.flush()
-
-
-def _let_go(module: Any) -> None:
-    """Drop the variables of a program's own module, so that what they hold is closed."""
-    names = getattr(module, "__dict__", None)
-    if names is None or os.path.isabs(str(names.get("__file__", "/"))):
-        return
-    for private in (True, False):
-        for name in list(names):
-            if name != "__builtins__" and (name[:1] == "_" and name[1:2] != "_") == private:
-                names[name] = None
+    return (os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd")) - 1) > 3

@@ -40,7 +40,7 @@ import marshal
 import os
 import sys
 
-from . import landlock, root, run_guest, seccomp, seccomp_jail, slot, syscalls
+from . import landlock, leave, root, run_guest, seccomp, seccomp_jail, slot, syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def main(control: int, guest: str, worker: bool) -> None:
     except Exception as error:  # noqa: BLE001 - whatever it is, the host must hear of it
         sock.send(f"failed {type(error).__name__}: {error}".encode())
         os._exit(1)
-    sock.send(f"ready {' '.join(sorted(settled.modules & set(spec['preload'])))}".encode())
+    sock.send(b"ready")
     _serve(sock, settled, spec["ids"][1] if spec["ids"] else 0)
 
 
@@ -186,7 +186,7 @@ def _settle(settled: run_guest.Settled, spec: dict[str, Any], base: bytes) -> No
         seccomp.install(base)
     for name in [name for name in sys.modules if name.partition(".")[0] == __package__]:
         del sys.modules[name]
-    settled.note_modules()
+    settled.loaded = leave.Loaded()
     # What most programs ask for; what the libraries were told when they were loaded is gone.
     run_guest.set_environment(settled, spec["env"])
     gc.collect()
@@ -252,7 +252,7 @@ def _preload(settled: run_guest.Settled, names: list[str]) -> None:
 
 
 def _rehearse(settled: run_guest.Settled) -> None:
-    settled.note_modules()
+    settled.loaded = leave.Loaded()
     settled.rehearse = _rehearsal(sys.modules["belljar_guest.worker"], settled)
     settled.rehearse()
 
@@ -286,7 +286,8 @@ def _rehearsal(worker: Any, settled: run_guest.Settled) -> Any:
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
         worker.main(theirs.detach(), None, marshal.loads(request))
         ours.close()
-        run_guest.let_go_of_files(settled)
+        assert settled.loaded is not None
+        leave.let_go_of_files(settled.loaded, run_guest.more_are_open)
         # Not to be freed: giving so large a block back would make malloc keep and clear the next.
         kept.append(builtins.display)  # type: ignore[attr-defined]
         del builtins.display  # type: ignore[attr-defined]
