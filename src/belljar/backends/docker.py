@@ -43,16 +43,17 @@ from ..records import replace
 from ..report import run_frame
 from ..types import Request, Result
 from . import agent_link, docker_plan, docker_report, outcome, protect
-from .base import Availability, Cancel, Plan, refuse_unless_held
+from .base import Availability, Cancel, Plan
 from .docker_container import LONGEST_RUN, Container, remove, sweep
 from .docker_facts import EngineFacts, ask
 from .docker_plan import Shape, Spec
 from .docker_pool import Pool
 from .docker_watch import AgentWatch, NotStarted
+from .layered import Layered
 from .verdict import Ending
 
 
-class DockerBackend:
+class DockerBackend(Layered):
     """See the module's docstring. `disable` names layers to leave out, for tests of the layers.
 
     `pool` is how many containers may wait for each kind of run, `idle` for how many seconds. With a
@@ -76,10 +77,7 @@ class DockerBackend:
         runtime: str | None = None,
         facts: EngineFacts | None = None,
     ) -> None:
-        known = docker_plan.LAYERS
-        if unknown := disable - set(known):
-            raise ValueError(f"unknown layers {sorted(unknown)}; known: {', '.join(known)}")
-        self.disabled = disable
+        super().__init__(disable, docker_plan.LAYERS)
         self.docker_host, self.user = docker_host, user
         self.pool_size, self.idle, self.runtime = pool, idle, runtime
         self.tidy = False
@@ -89,7 +87,6 @@ class DockerBackend:
         self._images: set[str] = set()
         self._unremoved: list[str] = []
         self._swept = False
-        self._closed = False
         self._lock = threading.Lock()
         self._own: weakref.finalize[..., object] | None = None
         self._directory = ""
@@ -127,12 +124,11 @@ class DockerBackend:
         api, facts = self._engine()
         active = self._active(facts)
         report = docker_report.enforcement(policy, request, facts, active, gvisor=self.gvisor)
-        # With a layer switched off on purpose the report says what is missing, and the run goes on.
         # A number of processes that nobody asked for is not refused, only reported.
         held = dict(report)
         if self.gvisor and "processes" not in policy.explicit:
             del held["processes"]
-        refuse_unless_held(self.name, self.isolation, policy, {} if self.disabled else held)
+        self.hold(policy, held)
         spec = docker_plan.spec(
             policy,
             request,
@@ -142,15 +138,7 @@ class DockerBackend:
             runtime=self._runtime(facts),
             user=self.user,
         )
-        return Plan(
-            backend=self.name,
-            isolation=self.isolation,
-            request=request,
-            policy=policy,
-            enforcement=report,
-            spec=spec,
-            warnings=outcome.notices(self.disabled),
-        )
+        return self.planned(policy, request, report, spec)
 
     def run(self, plan: Plan, emit: Emit, cancel: Cancel) -> Result:
         if self._closed:

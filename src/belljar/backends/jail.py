@@ -39,10 +39,11 @@ from ..policy import Isolation, Policy
 from ..records import replace
 from ..types import Enforcement, Request, Result
 from . import jail_plan, jail_report, outcome, protect
-from .base import Availability, Cancel, Plan, refuse_unless_held
+from .base import Availability, Cancel, Plan
 from .fleet import Fleet
 from .jail_plan import Spec
 from .jail_watch import JailWatch
+from .layered import HostLayered
 from .settle import Settler
 from .start_message import start_message
 
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 _REMEMBERED = 64
 
 
-class JailBackend:
+class JailBackend(HostLayered):
     """See the module's docstring. `disable` names layers to leave out, for tests of the layers.
 
     `parked` is how many ready jails may wait for each kind of run; how many do follows demand.
@@ -71,16 +72,11 @@ class JailBackend:
         parked: int = 8,
         tidy: bool = False,
     ) -> None:
-        known = jail_plan.LAYERS
-        if unknown := disable - set(known):
-            raise ValueError(f"unknown layers {sorted(unknown)}; known: {', '.join(known)}")
-        self.disabled = disable
+        super().__init__(disable, jail_plan.LAYERS, facts)
         self.parked = parked
         self.tidy = tidy
-        self._given_facts = facts
         self._fleet: Fleet | None = None
         self._settler = Settler()
-        self._closed = False
         self._known: dict[tuple[Policy, frozenset[str]], tuple[dict[str, Enforcement], Spec]] = {}
         self._availability: Availability | None = None
 
@@ -89,14 +85,6 @@ class JailBackend:
         """The protections that this host has, which `disable` can switch off."""
         active = jail_plan.active_layers(self.facts, self.disabled)
         return tuple(name for name in jail_plan.LAYERS if name in active)
-
-    @property
-    def facts(self) -> HostFacts:
-        if self._given_facts is not None:
-            return self._given_facts
-        from ..linux import probe
-
-        return probe.facts()
 
     def probe(self) -> Availability:
         if self._availability is None:
@@ -135,15 +123,7 @@ class JailBackend:
 
     def compile(self, policy: Policy, request: Request) -> Plan:
         report, spec = self._compiled(policy, request)
-        return Plan(
-            backend=self.name,
-            isolation=self.isolation,
-            request=request,
-            policy=policy,
-            enforcement=dict(report),
-            spec=spec,
-            warnings=outcome.notices(self.disabled),
-        )
+        return self.planned(policy, request, dict(report), spec)
 
     def _compiled(self, policy: Policy, request: Request) -> tuple[dict[str, Enforcement], Spec]:
         """Remembered for what most runs are: a program for our own interpreter, and no mounts."""
@@ -160,9 +140,7 @@ class JailBackend:
                 return known
         active = jail_plan.active_layers(self.facts, self.disabled)
         report = jail_report.enforcement(policy, request, self.facts, active)
-        # With a layer switched off on purpose the report says what is missing, and the run goes on.
-        held = {} if self.disabled else report
-        refuse_unless_held(self.name, self.isolation, policy, held)
+        self.hold(policy, report)
         compiled = report, jail_plan.spec(policy, request, self.facts, active)
         if key is not None:
             if len(self._known) >= _REMEMBERED:

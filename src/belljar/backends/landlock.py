@@ -49,9 +49,10 @@ from ..records import plain, replace
 from ..report import Report, run_frame
 from ..types import Request, Result
 from . import landlock_plan, landlock_report, outcome, run_directory, supervised
-from .base import Availability, Cancel, Plan, refuse_unless_held
+from .base import Availability, Cancel, Plan
 from .landlock_plan import Spec
 from .landlock_zygotes import Fleet
+from .layered import HostLayered
 from .process_plan import GUEST_PATH
 from .subprocess import _user
 from .supervise import Watch
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
     from ..linux.probe import HostFacts
 
 
-class LandlockBackend:
+class LandlockBackend(HostLayered):
     """See the module's docstring. `disable` names layers to leave out, for tests of the layers.
 
     `tidy` keeps nothing between runs but one bare warm interpreter, for tests that count leftovers.
@@ -78,24 +79,11 @@ class LandlockBackend:
         user: str | None = None,
         tidy: bool = False,
     ) -> None:
-        known = landlock_plan.LAYERS
-        if unknown := disable - set(known):
-            raise ValueError(f"unknown layers {sorted(unknown)}; known: {', '.join(known)}")
-        self.disabled = disable
+        super().__init__(disable, landlock_plan.LAYERS, facts)
         self.user = _user(user) if user is not None else None
         self.tidy = tidy
-        self._given_facts = facts
         self._turn = itertools.count()
         self._fleet: Fleet | None = None
-        self._closed = False
-
-    @property
-    def facts(self) -> HostFacts:
-        if self._given_facts is not None:
-            return self._given_facts
-        from ..linux import probe
-
-        return probe.facts()
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -139,18 +127,9 @@ class LandlockBackend:
     def compile(self, policy: Policy, request: Request) -> Plan:
         active = self._active(self.disabled)
         report = landlock_report.enforcement(policy, request, self.facts, active)
-        # With a layer switched off on purpose the report says what is missing, and the run goes on.
-        held = {} if self.disabled else report
-        refuse_unless_held(self.name, self.isolation, policy, held)
-        return Plan(
-            backend=self.name,
-            isolation=self.isolation,
-            request=request,
-            policy=policy,
-            enforcement=report,
-            spec=landlock_plan.spec(policy, request, self.facts, active),
-            warnings=outcome.notices(self.disabled),
-        )
+        self.hold(policy, report)
+        spec = landlock_plan.spec(policy, request, self.facts, active)
+        return self.planned(policy, request, report, spec)
 
     def run(self, plan: Plan, emit: Emit, cancel: Cancel) -> Result:
         if self._closed:

@@ -35,8 +35,9 @@ from ..records import replace
 from ..report import Report
 from ..types import Enforcement, Request, Result
 from . import launched_plan, outcome, protect, supervised, tools
-from .base import Availability, Cancel, Plan, refuse_unless_held
+from .base import Availability, Cancel, Plan
 from .launched_plan import Ends, Sandbox, Spec
+from .layered import HostLayered
 from .start_message import start_message
 from .supervise import Watch
 from .tools import Tool
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from ..linux.probe import HostFacts
 
 
-class LaunchedBackend:
+class LaunchedBackend(HostLayered):
     """The part that all of them share; see the module's docstring."""
 
     isolation = Isolation.JAIL
@@ -60,13 +61,8 @@ class LaunchedBackend:
     def __init__(
         self, *, disable: frozenset[str] = frozenset(), facts: HostFacts | None = None
     ) -> None:
-        known = launched_plan.LAYERS
-        if unknown := disable - set(known):
-            raise ValueError(f"unknown layers {sorted(unknown)}; known: {', '.join(known)}")
-        self.disabled = disable
-        self._given_facts = facts
+        super().__init__(disable, launched_plan.LAYERS, facts)
         self._turn = itertools.count()
-        self._closed = False
         self._swept = False
         self._found: Tool | None = None
         self._availability: Availability | None = None
@@ -110,14 +106,6 @@ class LaunchedBackend:
         """Correct `report` where the tool holds less than, or something else than, the jail."""
 
     # -- the contract ----------------------------------------------------------------------------
-
-    @property
-    def facts(self) -> HostFacts:
-        if self._given_facts is not None:
-            return self._given_facts
-        from ..linux import probe
-
-        return probe.facts()
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -179,18 +167,8 @@ class LaunchedBackend:
         )
         spec = self.arranged(spec, request)
         self.amend(report, policy, request, spec)
-        # With a layer switched off on purpose the report says what is missing, and the run goes on.
-        held = {} if self.disabled else report
-        refuse_unless_held(self.name, self.isolation, policy, held)
-        return Plan(
-            backend=self.name,
-            isolation=self.isolation,
-            request=request,
-            policy=policy,
-            enforcement=report,
-            spec=spec,
-            warnings=outcome.notices(self.disabled),
-        )
+        self.hold(policy, report)
+        return self.planned(policy, request, report, spec)
 
     def run(self, plan: Plan, emit: Emit, cancel: Cancel) -> Result:
         if self._closed:

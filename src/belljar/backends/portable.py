@@ -41,7 +41,8 @@ from ..records import replace
 from ..report import run_frame
 from ..types import Request, Result
 from . import outcome, portable_plan
-from .base import Availability, Cancel, Plan, refuse_unless_held
+from .base import Availability, Cancel, Plan
+from .layered import Layered
 from .portable_plan import Host, Spec
 from .portable_tree import Launch, Tree
 from .portable_watch import Streams, Watch
@@ -54,7 +55,7 @@ _OPEN_NETWORK = (
 )
 
 
-class PortableBackend:
+class PortableBackend(Layered):
     """See the module's docstring. `disable` names layers to leave out, for tests of the layers;
     `host` replaces what this machine is found to be, for tests of the report."""
 
@@ -69,13 +70,9 @@ class PortableBackend:
         host: Host | None = None,
         user: str | None = None,
     ) -> None:
-        unknown = disable - set(self.layers)
-        if unknown:
-            raise ValueError(f"unknown layers {sorted(unknown)}; known: {', '.join(self.layers)}")
-        self.disabled = disable
+        super().__init__(disable, self.layers)
         self.host = host if host is not None else portable_plan.this_host()
         self.user = _user(user) if user is not None else None
-        self._closed = False
         self._swept = False
 
     def probe(self) -> Availability:
@@ -98,23 +95,14 @@ class PortableBackend:
     def compile(self, policy: Policy, request: Request) -> Plan:
         active = frozenset(self.layers) - self.disabled
         report, warnings = portable_plan.enforcement(policy, request, self.host, active, self.user)
-        # With a layer switched off on purpose the report says what is missing, and the run goes on.
-        held = {} if self.disabled else report
         try:
-            refuse_unless_held(self.name, self.isolation, policy, held)
+            self.hold(policy, report)
         except PolicyUnenforceable as refusal:
             if "network" in refusal.fields:
                 refusal.fix = _OPEN_NETWORK
             raise
-        return Plan(
-            backend=self.name,
-            isolation=self.isolation,
-            request=request,
-            policy=policy,
-            enforcement=report,
-            spec=portable_plan.spec(policy, request, self.host, active),
-            warnings=(*warnings, *outcome.notices(self.disabled)),
-        )
+        spec = portable_plan.spec(policy, request, self.host, active)
+        return self.planned(policy, request, report, spec, warnings)
 
     def run(self, plan: Plan, emit: Emit, cancel: Cancel) -> Result:
         if self._closed:

@@ -43,7 +43,8 @@ from ..records import replace
 from ..report import Report, run_frame
 from ..types import Request, Result
 from . import outcome, process_plan, run_directory, supervised
-from .base import Availability, Cancel, Plan, refuse_unless_held
+from .base import Availability, Cancel, Plan
+from .layered import HostLayered
 from .process_plan import Spec
 from .supervise import Watch
 
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
 _ID = re.compile(r"[0-9]{1,10}")
 
 
-class SubprocessBackend:
+class SubprocessBackend(HostLayered):
     """See the module's docstring. `disable` names layers to leave out, for tests of the layers."""
 
     name = "subprocess"
@@ -67,24 +68,10 @@ class SubprocessBackend:
         facts: HostFacts | None = None,
         user: str | None = None,
     ) -> None:
-        unknown = disable - set(process_plan.LAYERS)
-        if unknown:
-            known = ", ".join(process_plan.LAYERS)
-            raise ValueError(f"unknown layers {sorted(unknown)}; known: {known}")
-        self.disabled = disable
+        super().__init__(disable, process_plan.LAYERS, facts)
         self.user = _user(user) if user is not None else None
-        self._given_facts = facts
         self._turn = itertools.count()
-        self._closed = False
         self._swept = False
-
-    @property
-    def facts(self) -> HostFacts:
-        if self._given_facts is not None:
-            return self._given_facts
-        from ..linux import probe
-
-        return probe.facts()
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -112,18 +99,9 @@ class SubprocessBackend:
     def compile(self, policy: Policy, request: Request) -> Plan:
         active = process_plan.active_layers(self.facts, self.disabled)
         report = process_plan.enforcement(policy, request, self.facts, active, self.user)
-        # With a layer switched off on purpose the report says what is missing, and the run goes on.
-        held = {} if self.disabled else report
-        refuse_unless_held(self.name, self.isolation, policy, held)
-        return Plan(
-            backend=self.name,
-            isolation=self.isolation,
-            request=request,
-            policy=policy,
-            enforcement=report,
-            spec=process_plan.spec(policy, request, self.facts, active, self.user),
-            warnings=outcome.notices(self.disabled),
-        )
+        self.hold(policy, report)
+        spec = process_plan.spec(policy, request, self.facts, active, self.user)
+        return self.planned(policy, request, report, spec)
 
     def run(self, plan: Plan, emit: Emit, cancel: Cancel) -> Result:
         if self._closed:

@@ -1,0 +1,71 @@
+"""What backends made of layers share: leaving some out for a test, and saying so in results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from . import outcome
+from .base import Plan, refuse_unless_held
+
+if TYPE_CHECKING:
+    from ..linux.probe import HostFacts
+    from ..policy import Isolation, Policy
+    from ..types import Enforcement, Request
+
+
+class Layered:
+    """A backend whose `disable` names layers to leave out, for tests that ask what each is for."""
+
+    name: str
+    isolation: Isolation
+
+    def __init__(self, disable: frozenset[str], known: tuple[str, ...]) -> None:
+        if unknown := disable - set(known):
+            raise ValueError(f"unknown layers {sorted(unknown)}; known: {', '.join(known)}")
+        self.disabled = disable
+        self._closed = False
+
+    def hold(self, policy: Policy, report: Mapping[str, Enforcement]) -> None:
+        """Raise PolicyUnenforceable if `report` is not enough for `policy`.
+
+        With a layer switched off on purpose the report says what is missing, and the run goes on;
+        the isolation floor stands.
+        """
+        refuse_unless_held(self.name, self.isolation, policy, {} if self.disabled else report)
+
+    def planned(
+        self,
+        policy: Policy,
+        request: Request,
+        report: Mapping[str, Enforcement],
+        spec: Any,
+        warnings: tuple[str, ...] = (),
+    ) -> Plan:
+        return Plan(
+            backend=self.name,
+            isolation=self.isolation,
+            request=request,
+            policy=policy,
+            enforcement=report,
+            spec=spec,
+            warnings=(*warnings, *outcome.notices(self.disabled)),
+        )
+
+
+class HostLayered(Layered):
+    """One whose layers are this host's kernel's; `facts` replaces what is found out about it."""
+
+    def __init__(
+        self, disable: frozenset[str], known: tuple[str, ...], facts: HostFacts | None
+    ) -> None:
+        super().__init__(disable, known)
+        self._given_facts = facts
+
+    @property
+    def facts(self) -> HostFacts:
+        if self._given_facts is not None:
+            return self._given_facts
+        from ..linux import probe
+
+        return probe.facts()
