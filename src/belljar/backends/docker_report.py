@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .. import languages
 from ..policy import Policy
 from ..types import Enforcement, Request
 from . import protect
@@ -12,6 +11,7 @@ from .base import absent, best_effort, enforced
 from .docker_facts import EngineFacts
 from .docker_plan import objection, scratch
 from .jail_plan import disk_size
+from .layered import besides_limits
 
 
 def enforcement(
@@ -22,16 +22,9 @@ def enforcement(
     report["network"] = _network(policy, facts, active, gvisor)
     report["filesystem"] = _filesystem(policy, request, facts, active, gvisor)
     report["mounts"] = _mounts(request, policy, facts)
-    if policy.limits.fuel is not None:
-        report["fuel"] = absent("a process has no fuel; the wasm backend counts it")
-    if policy.modules.active:
-        report["modules"] = best_effort("import lint before the run; a lint, not a boundary")
-    if not request.command and languages.of(request).seccomp != "default":
-        report["seccomp"] = (
-            enforced("the strict profile: no sockets, no memory files, no changed affinity")
-            if "seccomp" in active
-            else absent("no seccomp of ours in there")
-        )
+    report |= besides_limits(
+        policy, request, active, "no sockets, no memory files, no changed affinity"
+    )
     return report
 
 

@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from .. import languages
 from ..policy import Policy
 from ..types import Enforcement, Request
 from . import protect
 from .base import absent, best_effort, enforced
 from .jail_plan import disk_size, inode_count
+from .layered import besides_limits
 
 if TYPE_CHECKING:
     from ..linux.probe import HostFacts
@@ -25,16 +25,9 @@ def enforcement(
     report["network"] = _network(policy, facts, active)
     report["filesystem"] = _filesystem(policy, facts, active)
     report["mounts"] = _mounts(policy, request)
-    if policy.limits.fuel is not None:
-        report["fuel"] = absent("a process has no fuel; the wasm backend counts it")
-    if policy.modules.active:
-        report["modules"] = best_effort("import lint before the run; a lint, not a boundary")
-    if not request.command and languages.of(request).seccomp != "default":
-        report["seccomp"] = (
-            enforced("the strict profile: no sockets, no memory files, no changed affinity")
-            if "seccomp" in active
-            else absent("no seccomp")
-        )
+    report |= besides_limits(
+        policy, request, active, "no sockets, no memory files, no changed affinity"
+    )
     return report
 
 

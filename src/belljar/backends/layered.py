@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from .. import languages
 from . import outcome
-from .base import Plan, refuse_unless_held
+from .base import Plan, absent, best_effort, enforced, refuse_unless_held
 
 if TYPE_CHECKING:
     from ..linux.probe import HostFacts
@@ -51,6 +52,20 @@ class Layered:
             spec=spec,
             warnings=(*warnings, *outcome.notices(self.disabled)),
         )
+
+
+def besides_limits(
+    policy: Policy, request: Request, active: frozenset[str], strict: str
+) -> Iterator[tuple[str, Enforcement]]:
+    """What a backend of processes says of wishes that few have. `strict` is what its strict seccomp
+    profile, which a language may ask for, closes."""
+    if policy.limits.fuel is not None:
+        yield "fuel", absent("a process has no fuel; the wasm backend counts it")
+    if policy.modules.active:
+        yield "modules", best_effort("import lint before the run; a lint, not a boundary")
+    if not request.command and languages.of(request).seccomp != "default":
+        held = enforced(f"the strict profile: {strict}")
+        yield "seccomp", held if "seccomp" in active else absent("no seccomp of ours")
 
 
 class HostLayered(Layered):

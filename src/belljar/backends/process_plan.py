@@ -22,6 +22,7 @@ from ..policy import Policy
 from ..records import record
 from ..types import Enforcement, Request
 from .base import absent, best_effort, enforced
+from .layered import besides_limits
 
 if TYPE_CHECKING:
     from ..linux.probe import HostFacts
@@ -100,16 +101,9 @@ def enforcement(
     report["network"] = _network(policy, active)
     report["filesystem"] = _filesystem(policy, facts, active, user)
     report["mounts"] = _mounts(policy, request, active)
-    if policy.limits.fuel is not None:
-        report["fuel"] = absent("a process has no fuel; the wasm backend counts it")
-    if policy.modules.active:
-        report["modules"] = best_effort("import lint before the run; a lint, not a boundary")
-    if not request.command and languages.of(request).seccomp != "default":
-        report["seccomp"] = (
-            enforced("the strict profile: no sockets, no memory files, no System V IPC")
-            if "seccomp" in active
-            else absent("no seccomp")
-        )
+    report |= besides_limits(
+        policy, request, active, "no sockets, no memory files, no System V IPC"
+    )
     return report
 
 
