@@ -217,8 +217,10 @@ class WasmBackend:
                 cancel=cancel,
             )
             over = time.monotonic()
-            _explain_full_disk(report, worker.jail.work)
-            found = collect.changed_files(worker.jail.work, before, request.outputs)
+            found = collect.Collected()
+            if spec.files:
+                _explain_full_disk(report, worker.jail.work)
+                found = collect.changed_files(worker.jail.work, before, request.outputs)
             result = outcome.of(
                 plan,
                 _ending(ended, worker),
@@ -233,7 +235,7 @@ class WasmBackend:
                 shown=shown,
             )
             collected = time.monotonic()
-            if worker.healthy and spec.house.reusable:
+            if worker.healthy and spec.house.reusable and spec.files:
                 worker.settle()
         result = replace(
             result,
@@ -305,6 +307,8 @@ def _order(plan: Plan, spec: Spec) -> tuple[dict[str, Any], dict[str, collect.St
     frame = run_frame(request, spec.file)[protocol.HEADER :].decode("utf-8")
     about = protocol.dumps({"env": env, "directory": root.WORK}).decode("utf-8")
     stamp = time.time_ns()
+    if not spec.files:
+        files.clear()  # nobody could read them
     order = {
         "request": f"{about[:-1]},{frame[1:]}",
         "stdin": request.stdin,
