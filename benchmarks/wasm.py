@@ -2,7 +2,8 @@
 
     python benchmarks/wasm.py [--rounds N] [--runs N] [--callers N]
 
-Interleaved: read the ratios.
+Interleaved: read the ratios. A fork takes the longer the larger the process is: one line is of this
+process, as a program that uses Belljar would fork, one of the smallest interpreter there is.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 from belljar.backends.base import Cancel
 from belljar.backends.wasm import WasmBackend, _order
 from belljar.capture import HeadTail
+from belljar.cli.bench import SmallForker
 from belljar.config import Settings
 from belljar.engine import Engine
 from belljar.report import Report
@@ -46,25 +48,30 @@ def latency(backend: WasmBackend, language: str, rounds: int) -> None:
     def through_a_runner() -> None:
         assert engine.run(request, backend="wasm").stdout == "1\n"
 
-    subjects: dict[str, Callable[[], None]] = {
-        "fork + exit": fork_and_exit,
-        f"wasm {language}, warm": through_a_runner,
-        "python3 -I -c": plain_python,
-    }
+    ours, fork, plain = f"wasm {language}, warm", "fork + exit", "python3 -I -c"
+    small = "fork + exit, smallest"
     through_a_runner()
     through_a_runner()
-    seconds: dict[str, list[float]] = {name: [] for name in subjects}
-    for _ in range(rounds):
-        for name, subject in subjects.items():
-            time.sleep(0.003)  # until what the last one left is done
-            start = time.perf_counter()
-            subject()
-            seconds[name].append(time.perf_counter() - start)
-    base = statistics.median(seconds["fork + exit"])
+    with SmallForker() as forker:
+        # Who returns something has measured it itself.
+        subjects: dict[str, Callable[[], float | None]] = {
+            fork: fork_and_exit, small: forker, ours: through_a_runner, plain: plain_python,
+        }  # fmt: skip
+        seconds: dict[str, list[float]] = {name: [] for name in subjects}
+        for _ in range(rounds):
+            for name, subject in subjects.items():
+                time.sleep(0.005)  # until what the last one left is done
+                start = time.perf_counter()
+                own = subject()
+                taken = time.perf_counter() - start
+                seconds[name].append(taken if own is None else own)
+    middle = {name: statistics.median(found) for name, found in seconds.items()}
     for name, found in seconds.items():
-        middle = statistics.median(found)
-        print(f"{name:<24} median {middle * 1e3:6.2f} ms  min {min(found) * 1e3:6.2f} ms  "
-              f"{middle / base:5.2f}x fork")  # fmt: skip
+        print(f"{name:<24} median {middle[name] * 1e3:6.2f} ms  min {min(found) * 1e3:6.2f} ms")
+    print(f"{ours}, by medians: {middle[ours] / middle[fork]:.2f}x the fork of this process, "
+          f"{middle[ours] / middle[small]:.2f}x that of the smallest; the plain interpreter takes "
+          f"{middle[plain] / middle[ours]:.2f}x as long (least: "
+          f"{min(seconds[plain]) / min(seconds[ours]):.2f}x)")  # fmt: skip
 
 
 def in_threads(callers: int, runs: int, one: Callable[[int], None]) -> float:
