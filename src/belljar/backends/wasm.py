@@ -306,9 +306,9 @@ def _order(plan: Plan, spec: Spec) -> tuple[dict[str, Any], dict[str, collect.St
     }
     frame = run_frame(request, spec.file)[protocol.HEADER :].decode("utf-8")
     about = protocol.dumps({"env": env, "directory": root.WORK}).decode("utf-8")
-    stamp = time.time_ns()
     if not spec.files:
         files.clear()  # nobody could read them
+    stamp = time.time_ns()
     order = {
         "request": f"{about[:-1]},{frame[1:]}",
         "stdin": request.stdin,
