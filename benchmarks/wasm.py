@@ -3,7 +3,8 @@
     python benchmarks/wasm.py [--rounds N] [--runs N] [--callers N]
 
 Interleaved: read the ratios. A fork takes the longer the larger the process is: one line is of this
-process, as a program that uses Belljar would fork, one of the smallest interpreter there is.
+process, as a program that uses Belljar would fork, one of the smallest interpreter there is. After
+the former this process copies some four hundred pages as it goes on, and that is in our time.
 """
 
 from __future__ import annotations

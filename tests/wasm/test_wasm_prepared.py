@@ -81,7 +81,7 @@ def drive():
             if len(order) > 1:  # it is used again: keep it open
                 last = before
                 before[0].close = lambda: None
-            made._run(full)
+            made._renew(made._run(full))
             try:
                 before[0].set_epoch_deadline(1)
                 gone = False

@@ -51,7 +51,8 @@ _HEAD = 4
 _PIECE, _LARGE_PIECE = 1 << 16, 1 << 20
 _NEVER = 1 << 40
 _TICK = 0.02
-_BUSY_MILLISECONDS = 10  # who is asked again within this time has no time to rehearse
+_ANSWER_MILLISECONDS = 1  # in which our parent takes an answer
+_BUSY_MILLISECONDS = 10  # who is asked again within this time works under load
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -206,12 +207,19 @@ class Worker:
         arrived = select.poll()
         arrived.register(self._channel.fileno(), select.POLLIN)
         while True:
-            if not self._fuel and not arrived.poll(_BUSY_MILLISECONDS):
+            idle = not arrived.poll(_BUSY_MILLISECONDS)
+            if idle and not self._fuel:
                 self._rehearse()
             order = _receive(self._channel)
             if order is None:
                 os._exit(0)
-            self._run(order)
+            used = self._run(order)
+            if idle:
+                # Our parent may be waiting for this very processor, even if another has nothing to
+                # do. First the parent, then what takes us a millisecond: removing and making an
+                # instance. Under load this is no time to wait.
+                arrived.poll(_ANSWER_MILLISECONDS)
+            self._renew(used)
 
     def _instantiate(self, stdin: bytes) -> tuple[wasmtime.Store, Any]:
         store = wasmtime.Store(self._engine)
@@ -236,7 +244,8 @@ class Worker:
             self._parked[0].close()
             self._park()
 
-    def _run(self, order: dict[str, Any]) -> None:
+    def _run(self, order: dict[str, Any]) -> wasmtime.Store:
+        """Run a program and report it; gives what is to be removed then."""
         for name, data, stamp in order["files"]:
             _write(name, data, stamp)
         apart = self._guests.input_at_start and order["stdin"]
@@ -260,11 +269,12 @@ class Worker:
             "fuel": fuel - left if self._fuel else None,
         }
         self._frame(DONE, marshal.dumps(report))
-        # The kernel wakes our parent on this very processor, as if we slept now. First the parent,
-        # then what takes us a millisecond: removing one instance and making the next.
-        os.sched_yield()
-        store.close()
-        if not apart:
+        return store
+
+    def _renew(self, used: wasmtime.Store) -> None:
+        """Remove the instance that has served a run; if it was the prepared one, make another."""
+        used.close()
+        if used is self._parked[0]:
             self._park()
 
     def _call(self, store: wasmtime.Store, guest: Any, order: dict[str, Any]) -> dict[str, Any]:
