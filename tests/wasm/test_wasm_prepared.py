@@ -244,13 +244,21 @@ def test_the_deadline_of_the_order_holds_on_a_rehearsed_instance(
 def test_a_rehearsal_that_fails_costs_the_instance_and_not_the_worker(
     tmp_path: Path, language: str
 ) -> None:
-    steps = [["rehearse"], ["fail"], ["run", order(SHORT[language])]]
+    steps = [["fail"], ["run", order(SHORT[language])], ["rehearse"]]
     said, _ = drive(tmp_path, language, steps)
-    assert [each["same"] for each in said] == [True, False, False]
-    assert ending(said[2])["code"] == 0
+    assert [each["same"] for each in said] == [False, False, True]
+    assert ending(said[1])["code"] == 0
     # Without any room the program is what fails, or it fits: in any case there is an answer.
-    said, _ = drive(tmp_path, language, steps[::2], memory=0)
+    steps = [["rehearse"], ["run", order(SHORT[language])]]
+    said, _ = drive(tmp_path, language, steps, memory=0)
     assert "code" in ending(said[1])
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_an_instance_is_rehearsed_once(tmp_path: Path, language: str) -> None:
+    # The second rehearsal would end in a trap, and cost the instance, if it took place.
+    said, _ = drive(tmp_path, language, [["rehearse"], ["fail"], ["run", order("1")], ["fail"]])
+    assert [each["same"] for each in said] == [True, True, False, False]
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

@@ -235,14 +235,19 @@ class Worker:
         """Make the next instance; what it takes from here on is its own."""
         self._before = self._resident()
         self._parked = self._instantiate(b"")
+        self._untouched = True
 
     def _rehearse(self) -> None:
+        """Once an instance: it may wait while runs with input have instances of their own."""
+        if not self._untouched:
+            return
         try:
             self._guests.rehearse(*self._parked)
         except (wasmtime.Trap, wasmtime.WasmtimeError):
             # Too little memory even for that, perhaps. The program is to find it out by itself.
             self._parked[0].close()
             self._park()
+        self._untouched = False
 
     def _run(self, order: dict[str, Any]) -> wasmtime.Store:
         """Run a program and report it; gives what is to be removed then."""
