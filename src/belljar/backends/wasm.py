@@ -61,6 +61,7 @@ _TRAP_CODE = 134  # as a shell would say of a process that was aborted
 _FULL = 1 << 16  # bytes left: the engine writes in pieces of that size
 _MOST_KNOWN = 64
 _NOT_ASKED = object()
+_NO_FILES = Filesystem()
 
 
 class WasmBackend:
@@ -157,7 +158,7 @@ class WasmBackend:
         if library is None:
             raise BackendUnavailable("wasmtime is not installed", fix="pip install 'belljar[wasm]'")
         language = wasm_plan.language_of(request)
-        if request.mounts or policy.filesystem != Filesystem():
+        if request.mounts or policy.filesystem != _NO_FILES:
             report, spec = self._compile(policy, request, language, library)
         else:
             # Without mounts it depends on nothing that changes while we run.
@@ -217,8 +218,10 @@ class WasmBackend:
                 cancel=cancel,
             )
             over = time.monotonic()
-            _explain_full_disk(report, worker.jail.work)
-            found = collect.changed_files(worker.jail.work, before, request.outputs)
+            found = collect.Collected()
+            if spec.files:
+                _explain_full_disk(report, worker.jail.work)
+                found = collect.changed_files(worker.jail.work, before, request.outputs)
             result = outcome.of(
                 plan,
                 _ending(ended, worker),
@@ -233,19 +236,16 @@ class WasmBackend:
                 shown=shown,
             )
             collected = time.monotonic()
-            if worker.healthy and spec.house.reusable:
+            if worker.healthy and spec.house.reusable and spec.files:
                 worker.settle()
-        result = replace(
-            result,
-            timings={
-                "start": taken - began,
-                "run": ended.ended - ended.started,
-                "settle": over - ended.ended,
-                "collect": collected - over,
-                "clean": time.monotonic() - collected,
-            },
-        )
-        return _with_engine_words(result, ended)
+        timings = {
+            "start": taken - began,
+            "run": ended.ended - ended.started,
+            "settle": over - ended.ended,
+            "collect": collected - over,
+            "clean": time.monotonic() - collected,
+        }
+        return replace(result, timings=timings, **_engine_words(result, ended))
 
     def close(self) -> None:
         self._closed = True
@@ -304,6 +304,8 @@ def _order(plan: Plan, spec: Spec) -> tuple[dict[str, Any], dict[str, collect.St
     }
     frame = run_frame(request, spec.file)[protocol.HEADER :].decode("utf-8")
     about = protocol.dumps({"env": env, "directory": root.WORK}).decode("utf-8")
+    if not spec.files:
+        files.clear()  # nobody could read them
     stamp = time.time_ns()
     order = {
         "request": f"{about[:-1]},{frame[1:]}",
@@ -340,16 +342,19 @@ def _explain_full_disk(report: Report, work: int) -> None:
             report.hint = replace(report.hint, errno=errno.ENOSPC)
 
 
-def _with_engine_words(result: Result, ended: Ended) -> Result:
-    """Fuel, and what the engine said of a guest that it had to stop."""
+def _engine_words(result: Result, ended: Ended) -> dict[str, Any]:
+    """What changes by fuel, and by what the engine said of a guest that it had to stop."""
     if ended.report is None:
         if ended.reason:
-            return result
+            return {}
         note = "the worker process itself ended: the guest may have met a fault of the engine"
-        return replace(result, warnings=(*result.warnings, note))
-    usage = replace(result.usage, fuel=ended.report["fuel"])
-    trap = ended.report["trap"]
+        return {"warnings": (*result.warnings, note)}
+    fuel, trap = ended.report["fuel"], ended.report["trap"]
+    changed: dict[str, Any] = {}
+    if fuel is not None:
+        changed["usage"] = replace(result.usage, fuel=fuel)
     if trap and result.error is None and result.exit_code == _TRAP_CODE:
-        error = GuestError(type="WasmTrap", message=trap)
-        return replace(result, usage=usage, error=error)
-    return replace(result, usage=usage, signal=None if "fuel" in trap else result.signal)
+        changed["error"] = GuestError(type="WasmTrap", message=trap)
+    elif "fuel" in trap:
+        changed["signal"] = None
+    return changed

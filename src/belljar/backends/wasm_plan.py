@@ -56,10 +56,14 @@ class House:
 
 @record
 class Spec:
-    """Everything `run` needs. In the sources of `guarded` the project's metadata is protected."""
+    """Everything `run` needs. In the sources of `guarded` the project's metadata is protected.
+
+    Where a guest has no `files` at all, none are written, collected or deleted.
+    """
 
     house: House
     file: str
+    files: bool
     disk: int
     layers: tuple[str, ...]
     guarded: tuple[str, ...]
@@ -144,6 +148,7 @@ def spec(
     return Spec(
         house=house,
         file=languages.of(request).file,
+        files=language != "javascript",
         disk=jail_plan.disk_size(policy),
         layers=tuple(name for name in LAYERS if name in active),
         guarded=guarded,

@@ -32,7 +32,7 @@ _QUICKJS_VERSION = "3.6.2"
 _QUICKJS_SHA512 = (
     "FCqGtGOrMgzUiIrMNMA2YnsOxCNwo31dzqXvclXUC6xeT35NJLKXQJsvbeCTjvoFAwZgEAPg8U6+KAPDGXn8Mg=="
 )
-_SNAPSHOT_SOURCES = ("javascript.py", "prelude.js", "wizer.py")
+_SNAPSHOT_SOURCES = ("calls.py", "javascript.py", "prelude.js", "wizer.py")
 # What becomes part of the component: (directory here, directory there).
 _PARTS = (("../guest", "belljar/guest"), ("inside", "belljar/wasm/inside"))
 _APP = "from belljar.wasm.inside.app import WitWorld\n__all__ = ['WitWorld']\n"

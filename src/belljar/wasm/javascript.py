@@ -15,7 +15,7 @@ import time
 
 import wasmtime
 
-from . import wizer
+from . import calls, wizer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ _ASYNC, _BARRIER = 1 << 7, 1 << 6
 _PENDING, _REJECTED = 0, 2
 _STACK = 512 << 10
 _SLICE = 0.02
+_ADDRESS = 0xFFFF_FFFF
+_ROOM_FOR_ARGUMENTS = 16
 
 
 class Host:
@@ -43,6 +45,7 @@ class Host:
 
     def __init__(self, write: Callable[[int, bytes], None], frame: Callable[[int, str], None]):
         self._write, self._frame = write, frame
+        self.instance: Instance  # the one that runs
         self.unhandled: dict[bytes, int] = {}  # by promise: its reason
 
     def link(self, engine: wasmtime.Engine) -> wasmtime.Linker:
@@ -52,100 +55,107 @@ class Host:
 
         def define(name: str, takes: int, gives: int, call: Callable[..., Any]) -> None:
             kind = wasmtime.FuncType([number] * takes, [number] * gives)
-            linker.define_func("env", name, kind, call, access_caller=True)
+            linker.define_func("env", name, kind, call)
 
-        define("host_get_timezone_offset", 2, 1, lambda caller, *time: 0)
-        define("host_interrupt", 0, 1, lambda caller: 0)
+        define("host_get_timezone_offset", 2, 1, lambda *time: 0)
+        define("host_interrupt", 0, 1, lambda: 0)
         define("host_promise_rejection", 3, 0, self._rejection)
-        define("host_module_normalize", 2, 1, lambda caller, *names: 0)
-        define("host_module_load", 2, 1, lambda caller, *names: 0)
+        define("host_module_normalize", 2, 1, lambda *names: 0)
+        define("host_module_load", 2, 1, lambda *names: 0)
         define("host_call", 5, 1, self._call)
         return linker
 
-    def _call(
-        self, caller: Any, name: int, size: int, this: int, count: int, arguments: int
-    ) -> int:
+    def _call(self, name: int, size: int, this: int, count: int, arguments: int) -> int:
         """One of `_HOST_FUNCTIONS`: `random` without arguments, others with a number and a text."""
-        memory = caller["memory"]
-        which = bytes(memory.read(caller, name, name + size)).decode()
-        if which == "random":
-            seed: int = caller["qjs_new_number"](caller, float(int.from_bytes(os.urandom(6))))
-            return seed
-        first, second = struct.unpack("<II", memory.read(caller, arguments, arguments + 8))
-        value = int(caller["qjs_get_float64"](caller, first))
-        text = caller["qjs_get_string"](caller, second)
-        length = caller["strlen"](caller, text)
-        data = bytes(memory.read(caller, text, text + length))
-        caller["qjs_free_cstring"](caller, text)
-        if which == "write":
+        instance = self.instance
+        which = instance.read(name & _ADDRESS, size & _ADDRESS)
+        if which == b"random":
+            return _signed(instance.do("qjs_new_number", float(int.from_bytes(os.urandom(6)))))
+        first, second = struct.unpack("<II", instance.read(arguments & _ADDRESS, 8))
+        value = int(instance.number(first))
+        text = instance.do("qjs_get_string", second)
+        data = instance.read(text, instance.do("strlen", text))
+        instance.do("qjs_free_cstring", text)
+        if which == b"write":
             self._write(value, data)
         else:
             self._frame(value, data.decode("utf-8", "replace"))
-        undefined: int = caller["qjs_get_undefined"](caller)
-        return undefined
+        return _signed(instance.do("qjs_get_undefined"))
 
-    def _rejection(self, caller: Any, promise: int, reason: int, handled: int) -> None:
+    def _rejection(self, promise: int, reason: int, handled: int) -> None:
         # A handle is new every time; the value that it points to is not.
-        which = bytes(caller["memory"].read(caller, promise, promise + 8))
+        which = self.instance.read(promise & _ADDRESS, 8)
         if handled:
             self.unhandled.pop(which, None)
         else:
-            self.unhandled[which] = reason
+            self.unhandled[which] = reason & _ADDRESS
 
 
-class Instance:
-    """One QuickJS, for one program. `parts` are the handles of what the prelude returned."""
+def _signed(number: int) -> int:
+    """As the engine's package wants what a host's function gives."""
+    return number - (1 << 32) if number >> 31 else number
 
-    def __init__(self, store: wasmtime.Store, exports: Any, parts: dict[str, int]) -> None:
-        self.store, self.parts = store, parts
-        self._exports = exports
-        self._memory = exports["memory"]
 
-    def _do(self, name: str, *arguments: int) -> int:
-        result: int = self._exports[name](self.store, *arguments)
-        return result
+class Instance(calls.Calls):
+    """One QuickJS, for one program.
+
+    `parts` are the handles of what the prelude returned, and what else was put into the snapshot so
+    that no run has to: a handle of `undefined`, the name of a property, room for arguments.
+    """
+
+    def __init__(
+        self,
+        store: wasmtime.Store,
+        instance: wasmtime.Instance,
+        signatures: calls.Signatures,
+        parts: dict[str, int],
+    ) -> None:
+        super().__init__(store, instance, signatures)
+        self.parts = parts
 
     def put(self, text: str) -> tuple[int, int]:
         """The address and the length of `text` in the guest's memory."""
         data = text.encode("utf-8", "surrogatepass")
         place = self.room(len(data) + 1)
-        self._memory.write(self.store, data + b"\0", place)
+        self.write(place, data + b"\0")
         return place, len(data)
 
     def room(self, size: int) -> int:
         """The address of so many bytes in the guest's memory."""
-        place = self._do("wasm_malloc", size) & 0xFFFF_FFFF
+        place: int = self.do("wasm_malloc", size)
         if not place:
             raise MemoryError
         return place
 
     def string(self, text: str) -> int:
-        return self._do("qjs_new_string", *self.put(text))
+        handle: int = self.do("qjs_new_string", *self.put(text))
+        return handle
 
     def number(self, handle: int) -> float:
-        value: float = self._exports["qjs_get_float64"](self.store, handle)
+        value: float = self.do("qjs_get_float64", handle)
         return value
 
     def evaluate(self, code: str, name: str, flags: int) -> int:
-        place, size = self.put(code)
-        return self._do("qjs_eval", place, size, self.put(name)[0], flags)
+        place, size = self.put(f"{name}\0{code}")
+        skipped = len(name.encode("utf-8", "surrogatepass")) + 1
+        handle: int = self.do("qjs_eval", place + skipped, size - skipped, place, flags)
+        return handle
 
     def call(self, part: str, *arguments: int) -> int:
         """Call a function of the prelude's; Thrown if it, or what it called, threw."""
-        place = self.room(4 * max(1, len(arguments)))
-        self._memory.write(self.store, struct.pack(f"<{len(arguments)}i", *arguments), place)
-        undefined = self._do("qjs_get_undefined")
-        result = self._do("qjs_call", self.parts[part], undefined, len(arguments), place)
+        parts, place = self.parts, self.parts["arguments"]
+        self.write(place, struct.pack(f"<{len(arguments)}I", *arguments))
+        result = self.do("qjs_call", parts[part], parts["undefined"], len(arguments), place)
         return self.checked(result)
 
     def checked(self, handle: int) -> int:
-        if self._do("qjs_is_exception", handle):
-            raise Thrown(self._do("qjs_get_exception"))
+        if self.do("qjs_is_exception", handle):
+            raise Thrown(self.do("qjs_get_exception"))
         return handle
 
     def run_jobs(self) -> None:
-        while self._do("qjs_is_job_pending"):
-            self._do("qjs_execute_pending_job")
+        while self.do("qjs_is_job_pending"):
+            self.do("qjs_execute_pending_job")
 
     def settled(self, promise: int) -> int:
         """What a promise came to, once nothing is left to wait for. A pending one: undefined."""
@@ -154,21 +164,21 @@ class Instance:
             end = time.monotonic() + wait / 1000
             while (left := end - time.monotonic()) > 0:
                 time.sleep(min(left, _SLICE))
-                self._do("qjs_is_job_pending")  # notices that the run's time is up
+                self.do("qjs_is_job_pending")  # notices that the run's time is up
             self.call("fire")
             self.run_jobs()
         # A script resolves to an object that holds its value, which may be a promise of its own.
-        value = self._do("qjs_get_prop_string", self._outcome(promise), self.put("value")[0])
-        return self._outcome(value) if self._do("qjs_is_promise", value) else value
+        value: int = self.do("qjs_get_prop_string", self._outcome(promise), self.parts["value"])
+        return self._outcome(value) if self.do("qjs_is_promise", value) else value
 
     def _outcome(self, promise: int) -> int:
-        state = self._do("qjs_promise_state", promise)
+        state = self.do("qjs_promise_state", promise)
         if state == _PENDING:
-            return self._do("qjs_get_undefined")
-        result = self._do("qjs_promise_result", promise)
+            return self.parts["undefined"]
+        handle: int = self.do("qjs_promise_result", promise)
         if state == _REJECTED:
-            raise Thrown(result)
-        return result
+            raise Thrown(handle)
+        return handle
 
 
 _OUT_OF_MEMORY = '{"type":"InternalError","message":"out of memory","traceback":"","memory":true}'
@@ -188,6 +198,7 @@ def run(instance: Instance, host: Host, request: str, stdin: bytes) -> int:
         "context": fields["context"],
         "stdin": stdin.decode("utf-8", "replace"),
     }
+    host.instance = instance
     host.unhandled.clear()
     try:
         instance.call("begin", instance.string(json.dumps(begin)))
@@ -204,6 +215,21 @@ def run(instance: Instance, host: Host, request: str, stdin: bytes) -> int:
         host._frame(0x83, _OUT_OF_MEMORY)
         return 1
     return 0
+
+
+def rehearse(instance: Instance, host: Host) -> None:
+    """Go the way of every program, unheard. What it defines, the program's own run defines anew."""
+    speaks = host._write, host._frame
+    host._write, host._frame = (lambda stream, data: None), (lambda kind, text: None)
+    try:
+        run(instance, host, _REHEARSED, b"")
+    finally:
+        host._write, host._frame = speaks
+
+
+_REHEARSED = (
+    '{"args":[],"env":{"HOME":"/"},"context":{},"code":"console.log(1)","filename":"main.js"}'
+)
 
 
 def _failed(instance: Instance, host: Host, thrown: int) -> None:
@@ -225,28 +251,31 @@ def make_snapshot(engine: wasmtime.Engine, module: bytes) -> tuple[bytes, dict[s
     with wasmtime.Store(engine) as store:
         store.set_wasi(wasmtime.WasiConfig())
         store.set_epoch_deadline(1 << 40)
-        began = host.link(engine).instantiate(store, wasmtime.Module(engine, readable))
-        exports: Any = began.exports(store)
-        instance = Instance(store, exports, {})
-        exports["_initialize"](store)
-        if exports["qjs_init"](store) != 0:
+        compiled = wasmtime.Module(engine, readable)
+        began = host.link(engine).instantiate(store, compiled)
+        instance = host.instance = Instance(store, began, calls.Signatures(compiled), {})
+        instance.do("_initialize")
+        if instance.do("qjs_init") != 0:
             raise RuntimeError("QuickJS does not start")
-        exports["qjs_set_max_stack_size"](store, _STACK)
-        exports["qjs_set_promise_rejection_handler"](store, 1)
-        functions = exports["qjs_new_object"](store)
+        instance.do("qjs_set_max_stack_size", _STACK)
+        instance.do("qjs_set_promise_rejection_handler", 1)
+        parts = instance.parts
+        parts["undefined"] = instance.do("qjs_get_undefined")
+        parts["arguments"], parts["value"] = (
+            instance.room(_ROOM_FOR_ARGUMENTS),
+            instance.put("value")[0],
+        )
+        functions = instance.do("qjs_new_object")
         for name in _HOST_FUNCTIONS:
             place, size = instance.put(name)
-            made = exports["qjs_new_host_function"](store, place, size, 0)
-            exports["qjs_set_prop_string"](store, functions, place, made)
+            made = instance.do("qjs_new_host_function", place, size, 0)
+            instance.do("qjs_set_prop_string", functions, place, made)
         with open(_PRELUDE, encoding="utf-8") as file:
-            instance.parts["prelude"] = instance.checked(
-                instance.evaluate(file.read(), "belljar", 0)
-            )
+            parts["prelude"] = instance.checked(instance.evaluate(file.read(), "belljar", 0))
         returned = instance.call("prelude", functions)
-        parts = {
-            name: exports["qjs_get_prop_string"](store, returned, instance.put(name)[0])
-            for name in _PARTS
-        }
+        for name in _PARTS:
+            parts[name] = instance.do("qjs_get_prop_string", returned, instance.put(name)[0])
+        exports: Any = began.exports(store)
         memory = bytes(exports["memory"].read(store, 0, exports["memory"].data_len(store)))
         values = {number: exports[wizer.GLOBAL.format(number)].value(store) for number in numbers}
     return wizer.snapshot(module, memory, values, _USED), parts, len(memory)

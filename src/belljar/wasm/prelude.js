@@ -3,7 +3,7 @@
 (host) => {
   "use strict";
   const { stringify, parse } = JSON;
-  const VALUE = 0x82, ERROR = 0x83, DISPLAY = 0x84, END = 0x87;
+  const VALUE = 0x82, ERROR = 0x83, DISPLAY = 0x84;
   const MAX_TEXT = 8192, MAX_DEPTH = 60, MAX_NODES = 1000000;
 
   const clean = (text) => String(text).toWellFormed();
@@ -152,7 +152,6 @@
         host.frame(DISPLAY, stringify({ "text/plain": clean(show(value)).slice(0, MAX_TEXT) }));
       }
     }
-    host.frame(END, "");
   };
   const fail = (error) => {
     const real = error instanceof Error;
@@ -161,7 +160,6 @@
     const memory = real && error.name === "InternalError" && message === "out of memory";
     const type = clean(real ? error.name : "Error").slice(0, 200);
     host.frame(ERROR, stringify({ type, message, traceback: text.slice(0, 8 * MAX_TEXT), ...(memory ? { memory } : {}) }));
-    host.frame(END, "");
     host.write(2, `${real ? "Uncaught " : ""}${text}\n`);
   };
   return { begin, succeed, fail, wait, fire };

@@ -8,10 +8,11 @@ Theory of operation
 
 The instance for the next run is made while nobody waits. It has everything but the program: the
 same directories, streams and limits serve all runs of a worker, and its parent gives a run to a
-worker only if they are what the run needs. If there is still nobody, it runs an empty program of
-ours: pages that are written to are copied then, and not when somebody waits. (Not where fuel is
-counted: every run must begin alike.) A run with input gets an instance of its own, because the
-engine opens the input when it makes one.
+worker only if they are what the run needs. If there is still nobody, it runs a program of ours that
+leaves no trace and says nothing: pages that are written to are copied then, and not when somebody
+waits. (Not where fuel is counted: every run must begin alike.) A Python run with input gets an
+instance of its own, because the engine opens the input when it makes one. Whatever happens, an
+instance sees one program of somebody else's, and then it is gone.
 
 Threads: guests run on one thread, with the large stack that CPython wants. The main thread is the
 clock: it raises the engine's epoch when a run's time is up. A guest in a blocking call of the
@@ -46,9 +47,12 @@ DONE = 0x10
 READY = 0x11
 _GUEST_KINDS = frozenset(range(0x81, 0x88))
 _MAX_FRAME = 32 << 20
+_HEAD = 4
+_PIECE, _LARGE_PIECE = 1 << 16, 1 << 20
 _NEVER = 1 << 40
 _TICK = 0.02
-_BUSY_MILLISECONDS = 2  # who is asked again within this time has no time to rehearse
+_ANSWER_MILLISECONDS = 1  # in which our parent takes an answer
+_BUSY_MILLISECONDS = 10  # who is asked again within this time works under load
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -65,11 +69,13 @@ class Clock:
     def __init__(self, raise_epoch: Any) -> None:
         self._raise = raise_epoch
         self._deadline = 0.0
+        self._used = False  # since it looked last: most runs are shorter than a tick
         self._wake = threading.Event()
         self._asleep = False
 
     def start(self, seconds: float) -> None:
         self._deadline = time.monotonic() + seconds
+        self._used = True
         if self._asleep:
             self._wake.set()
 
@@ -85,8 +91,9 @@ class Clock:
                 if now >= deadline:
                     self._raise()
                 time.sleep(min(_TICK, deadline - now) if now < deadline else _TICK)
-            elif idle < 10:
-                idle += 1
+            elif self._used or idle < 10:
+                idle = 0 if self._used else idle + 1
+                self._used = False
                 time.sleep(_TICK)
             else:
                 self._wake.clear()
@@ -100,11 +107,14 @@ class Clock:
 class PythonGuests:
     """Makes and runs instances of the Python component."""
 
+    input_at_start = True  # it reads its input as a file, which an instance has from its beginning
+
     def __init__(self, setup: dict[str, Any], made: wasmtime.Engine, send: Any) -> None:
         self._component = component.Component.deserialize_file(made, setup["guest"])
         self._linker = component.Linker(made)
         self._linker.add_wasip2()
-        self._send = send
+        self._directory, self._preopens = setup["directory"], setup["preopens"]
+        self._stdin = os.memfd_create("stdin")
         self._code = 0
         with self._linker.root() as root:
             root.add_func("send", lambda store, kind, payload: send(kind, payload))
@@ -113,17 +123,33 @@ class PythonGuests:
         assert export is not None
         self._export = export
 
+    def wasi(self, stdin: bytes) -> wasmtime.WasiConfig:
+        wasi = wasmtime.WasiConfig()
+        wasi.inherit_stdout()
+        wasi.inherit_stderr()
+        if stdin:
+            os.ftruncate(self._stdin, 0)
+            os.lseek(self._stdin, 0, os.SEEK_SET)
+            _write_all(self._stdin, stdin)
+            wasi.stdin_file = f"/proc/self/fd/{self._stdin}"
+        for path, shown, mutable in self._preopens:
+            wasi.preopen_dir(path, shown, mutable)
+        return wasi
+
     def instantiate(self, store: wasmtime.Store) -> Any:
         return self._linker.instantiate(store, self._component).get_func(store, self._export)
 
     def rehearse(self, store: wasmtime.Store, function: Any) -> None:
-        function(store, "")
+        function(store, self._directory)
 
     def run(self, store: wasmtime.Store, function: Any, order: dict[str, Any]) -> int:
         try:
             code: int = function(store, order["request"])
         except Left:
             return self._code
+        finally:
+            if order["stdin"]:
+                os.ftruncate(self._stdin, 0)
         return code
 
     def _leave(self, store: Any, code: int) -> None:
@@ -134,21 +160,30 @@ class PythonGuests:
 class JavaScriptGuests:
     """Makes and runs instances of QuickJS."""
 
+    input_at_start = False
+
     def __init__(self, setup: dict[str, Any], made: wasmtime.Engine, send: Any) -> None:
-        from . import javascript
+        from . import calls, javascript
 
         self._library = javascript
         self._host = javascript.Host(_write_stream, send)
         module = wasmtime.Module.deserialize_file(made, setup["guest"])
         self._before = self._host.link(made).instantiate_pre(module)
+        self._signatures = calls.Signatures(module)
         self._parts = dict(setup["parts"])
 
+    def wasi(self, stdin: bytes) -> wasmtime.WasiConfig:
+        wasi = wasmtime.WasiConfig()  # without directories: there is no way to ask for a file
+        wasi.inherit_stdout()
+        wasi.inherit_stderr()
+        return wasi
+
     def instantiate(self, store: wasmtime.Store) -> Any:
-        exports = self._before.instantiate(store).exports(store)
-        return self._library.Instance(store, exports, self._parts)
+        instance = self._before.instantiate(store)
+        return self._library.Instance(store, instance, self._signatures, self._parts)
 
     def rehearse(self, store: wasmtime.Store, instance: Any) -> None:
-        return None
+        self._library.rehearse(instance, self._host)
 
     def run(self, store: wasmtime.Store, instance: Any, order: dict[str, Any]) -> int:
         return self._library.run(instance, self._host, order["request"], order["stdin"])
@@ -163,9 +198,8 @@ class Worker:
         self._engine = engine.make(self._fuel)
         kind = JavaScriptGuests if setup["language"] == "javascript" else PythonGuests
         self._guests = kind(setup, self._engine, self._send)
-        self._stdin = os.memfd_create("stdin")
         self.clock = Clock(self._engine.increment_epoch)
-        self._resident = 0
+        self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self._park()
 
     def serve(self) -> NoReturn:
@@ -173,28 +207,23 @@ class Worker:
         arrived = select.poll()
         arrived.register(self._channel.fileno(), select.POLLIN)
         while True:
-            if not self._fuel and not arrived.poll(_BUSY_MILLISECONDS):
-                self._guests.rehearse(*self._parked)
+            idle = not arrived.poll(_BUSY_MILLISECONDS)
+            if idle and not self._fuel:
+                self._rehearse()
             order = _receive(self._channel)
             if order is None:
                 os._exit(0)
-            self._run(order)
+            used = self._run(order)
+            if idle:
+                # Our parent may be waiting for this very processor, even if another has nothing to
+                # do. First the parent, then what takes us a millisecond: removing and making an
+                # instance. Under load this is no time to wait.
+                arrived.poll(_ANSWER_MILLISECONDS)
+            self._renew(used)
 
     def _instantiate(self, stdin: bytes) -> tuple[wasmtime.Store, Any]:
-        wasi = wasmtime.WasiConfig()
-        wasi.inherit_stdout()
-        wasi.inherit_stderr()
-        if stdin:
-            os.ftruncate(self._stdin, 0)
-            os.lseek(self._stdin, 0, os.SEEK_SET)
-            view = memoryview(stdin)
-            while view:
-                view = view[os.write(self._stdin, view) :]
-            wasi.stdin_file = f"/proc/self/fd/{self._stdin}"
-        for path, shown, mutable in self._setup["preopens"]:
-            wasi.preopen_dir(path, shown, mutable)
         store = wasmtime.Store(self._engine)
-        store.set_wasi(wasi)
+        store.set_wasi(self._guests.wasi(stdin))
         if self._setup["memory"]:
             store.set_limits(memory_size=self._setup["memory"])
         store.set_epoch_deadline(_NEVER)
@@ -204,14 +233,28 @@ class Worker:
 
     def _park(self) -> None:
         """Make the next instance; what it takes from here on is its own."""
-        self._resident = _resident()
+        self._before = self._resident()
         self._parked = self._instantiate(b"")
+        self._untouched = True
 
-    def _run(self, order: dict[str, Any]) -> None:
+    def _rehearse(self) -> None:
+        """Once an instance: it may wait while runs with input have instances of their own."""
+        if not self._untouched:
+            return
+        try:
+            self._guests.rehearse(*self._parked)
+        except (wasmtime.Trap, wasmtime.WasmtimeError):
+            # Too little memory even for that, perhaps. The program is to find it out by itself.
+            self._parked[0].close()
+            self._park()
+        self._untouched = False
+
+    def _run(self, order: dict[str, Any]) -> wasmtime.Store:
+        """Run a program and report it; gives what is to be removed then."""
         for name, data, stamp in order["files"]:
             _write(name, data, stamp)
-        stdin = order["stdin"]
-        store, guest = self._instantiate(stdin) if stdin else self._parked
+        apart = self._guests.input_at_start and order["stdin"]
+        store, guest = self._instantiate(order["stdin"]) if apart else self._parked
         began = time.process_time()
         fuel = order["fuel"] if self._fuel else 0
         if self._fuel:
@@ -221,7 +264,7 @@ class Worker:
             self.clock.start(order["seconds"])
         ending = self._call(store, guest, order)
         self.clock.stop()
-        used = max(0, _resident() - self._resident)
+        used = max(0, self._resident() - self._before)
         left = store.get_fuel() if self._fuel else 0
         report = {
             **ending,
@@ -231,10 +274,12 @@ class Worker:
             "fuel": fuel - left if self._fuel else None,
         }
         self._frame(DONE, marshal.dumps(report))
-        store.close()
-        if stdin:
-            os.ftruncate(self._stdin, 0)
-        else:
+        return store
+
+    def _renew(self, used: wasmtime.Store) -> None:
+        """Remove the instance that has served a run; if it was the prepared one, make another."""
+        used.close()
+        if used is self._parked[0]:
             self._park()
 
     def _call(self, store: wasmtime.Store, guest: Any, order: dict[str, Any]) -> dict[str, Any]:
@@ -246,6 +291,10 @@ class Worker:
         except (wasmtime.Trap, wasmtime.WasmtimeError) as error:
             words = str(error).strip().splitlines()
             return {"code": 134, "trap": words[-1].strip() if words else "unknown"}
+
+    def _resident(self) -> int:
+        """Memory never shrinks in WebAssembly: what is resident at the end was the most."""
+        return int(os.pread(self._statm, 100, 0).split()[1]) * _PAGE
 
     def _send(self, kind: int, payload: str) -> None:
         data = payload.encode("utf-8")
@@ -262,9 +311,13 @@ class Worker:
 def _write_stream(number: int, data: bytes) -> None:
     """A JavaScript program's output; its other numbers are nobody's."""
     if number in (1, 2):
-        view = memoryview(data)
-        while view:
-            view = view[os.write(number, view) :]
+        _write_all(number, data)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
 
 
 def _write(name: str, data: bytes, stamp: int) -> None:
@@ -272,42 +325,25 @@ def _write(name: str, data: bytes, stamp: int) -> None:
         os.makedirs(os.path.dirname(name), exist_ok=True)
     fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
+        _write_all(fd, data)
         os.utime(fd, ns=(stamp, stamp))
     finally:
         os.close(fd)
 
 
 def _receive(channel: socket.socket) -> dict[str, Any] | None:
-    """The parent's next message, of the same interpreter's marshal; None when it has gone."""
-    head = _exactly(channel, 4)
-    body = _exactly(channel, int.from_bytes(head, "big")) if head else b""
-    if not body:
-        return None
-    message: dict[str, Any] = marshal.loads(body)
+    """The parent's next message, of the same interpreter's marshal; None when it has gone.
+
+    It sends the next one only when we have answered: what arrives belongs to this one.
+    """
+    data = bytearray(channel.recv(_PIECE))
+    while len(data) < _HEAD or len(data) - _HEAD < int.from_bytes(data[:_HEAD], "big"):
+        piece = channel.recv(_LARGE_PIECE)
+        if not piece:
+            return None
+        data += piece
+    message: dict[str, Any] = marshal.loads(memoryview(data)[_HEAD:])
     return message
-
-
-def _exactly(channel: socket.socket, size: int) -> bytes:
-    piece = channel.recv(size)
-    if len(piece) == size:
-        return piece
-    pieces = bytearray(piece)
-    while piece and len(pieces) < size:
-        piece = channel.recv(min(size - len(pieces), 1 << 20))
-        pieces += piece
-    return bytes(pieces) if len(pieces) == size else b""
-
-
-def _resident() -> int:
-    """Memory never shrinks in WebAssembly: what is resident at the end was the most."""
-    fd = os.open("/proc/self/statm", os.O_RDONLY)
-    try:
-        return int(os.read(fd, 100).split()[1]) * _PAGE
-    finally:
-        os.close(fd)
 
 
 def main() -> None:

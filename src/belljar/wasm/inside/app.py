@@ -82,23 +82,29 @@ class WitWorld:
     """The world's export, under the name that componentize-py looks for."""
 
     def execute(self, request: str) -> int:
-        if not request:
-            return _rehearse_run()
+        if request.startswith("/"):
+            return _rehearse_run(request)
         # The host's own words: no check. Every page that is touched here has to be copied.
         fields: dict[str, Any] = protocol._scan(request, 0)[0]
         os.environ.update(fields["env"])
-        os.chdir(fields["directory"])
-        # Of a fixed length, so that seeding takes equally many instructions every time.
-        random.seed(1 << 256 | int.from_bytes(os.urandom(32), "big"))
+        if fields["directory"] not in _settled:
+            _settle(fields["directory"])
         return _run(_interpreter, _channel, fields)
+
+
+def _settle(directory: str) -> None:
+    """What every program finds done: the rehearsal does it, or else the run."""
+    os.chdir(directory)  # the host opens it, on another thread
+    # Of a fixed length, so that seeding takes equally many instructions every time.
+    random.seed(1 << 256 | int.from_bytes(os.urandom(32), "big"))
+    _settled[:] = [directory]
 
 
 def _run(interpreter: worker.Interpreter, channel: Any, fields: dict[str, Any]) -> int:
     code = 0
     try:
         outcome = interpreter.run(fields)
-        channel.send(protocol.END)
-        channel.close()
+        channel.close()  # without an END, which would take long to send: our return says the same
         outcome.leave()
     except SystemExit as leaving:
         code = _exit_code(leaving)
@@ -124,13 +130,17 @@ def _finish(code: int) -> int:
     """Exit handlers run, and files that the program left open are flushed."""
     try:
         atexit._run_exitfuncs()
-        main = sys.modules.get("__main__")
-        for name in [name for name in vars(main) if name != "__builtins__"] if main else ():
-            vars(main)[name] = None
+        _forget()
         _flush()
     except BaseException:
         return code or 120  # as CPython says when it cannot flush
     return code
+
+
+def _forget() -> None:
+    main = sys.modules.get("__main__")
+    for name in [name for name in vars(main) if name != "__builtins__"] if main else ():
+        vars(main)[name] = None
 
 
 def _flush() -> None:
@@ -197,25 +207,27 @@ class _Nobody:
         return None
 
 
-def _rehearse_run() -> int:
+def _rehearse_run(directory: str) -> int:
     """Go the way of every program without leaving a trace: see wasm/worker.py."""
     fields: dict[str, Any] = protocol._scan(_EMPTY, 0)[0]
     os.environ.update(fields["env"])
     os.environ.clear()
-    random.seed(fields["seed"])
+    _settle(directory)
+    names = _interpreter.module.__dict__
+    before = dict(names)
     _channel.close()
-    _interpreter.run(fields)
+    _interpreter.run(fields).leave()
+    _forget()
     _flush()
     _channel.usable = True
-    names = _interpreter.module.__dict__
-    for name in ("__file__", "__loader__"):
-        del names[name]
+    names.clear()
+    names.update(before)
     sys.argv = ["main.py"]
     return 0
 
 
 _EMPTY = (
-    '{"env":{"HOME":"/","LANG":"C.UTF-8"},"seed":1,"code":"print(end=\\"\\")\\nNone",'
+    '{"env":{"HOME":"/","TMPDIR":"/","LANG":"C.UTF-8","USER":"user"},"code":"print(end=\\"\\")",'
     '"args":[],"filename":"main.py","context":{}}'
 )
 
@@ -250,6 +262,7 @@ _rehearse()
 _kept[:] = [bytes(_BALLAST)]
 _channel = Channel(wit_world.send)
 _interpreter = Interpreter(_channel)  # type: ignore[arg-type]
+_settled: list[str] = []
 _LOADED = (displays, failures, tables)  # at the end there may be nothing left to import with
 importlib.invalidate_caches()
 sys.path_importer_cache.clear()
