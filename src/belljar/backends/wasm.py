@@ -47,8 +47,9 @@ from ..report import Report, run_frame
 from ..types import Enforcement, GuestError, Request, Result
 from ..wasm import build, cache, engine
 from . import outcome, protect, wasm_plan, wasm_report
-from .base import Availability, Cancel, Plan, refuse_unless_held
+from .base import Availability, Cancel, Plan
 from .fleet import Fleet
+from .layered import HostLayered
 from .verdict import Ending
 from .wasm_plan import Spec
 from .wasm_pool import Pool, say, start
@@ -64,7 +65,7 @@ _NOT_ASKED = object()
 _NO_FILES = Filesystem()
 
 
-class WasmBackend:
+class WasmBackend(HostLayered):
     """See the module's docstring. `disable` names layers to leave out, for tests of the layers.
 
     `kept` is how many idle workers may wait for the next run; `tidy` keeps none between runs, and
@@ -82,26 +83,13 @@ class WasmBackend:
         kept: int = 8,
         tidy: bool = False,
     ) -> None:
-        known = wasm_plan.LAYERS
-        if unknown := disable - set(known):
-            raise ValueError(f"unknown layers {sorted(unknown)}; known: {', '.join(known)}")
-        self.disabled = disable
+        super().__init__(disable, wasm_plan.LAYERS, facts)
         self.kept = kept
         self.tidy = tidy
-        self._given_facts = facts
         self._pool: Pool | None = None
-        self._closed = False
         self._compiled: dict[Any, tuple[Mapping[str, Enforcement], Spec]] = {}
         self._library: Any = _NOT_ASKED
         self._availability: Availability | None = None
-
-    @property
-    def facts(self) -> HostFacts:
-        if self._given_facts is not None:
-            return self._given_facts
-        from ..linux import probe
-
-        return probe.facts()
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -169,18 +157,8 @@ class WasmBackend:
                     self._compiled.clear()
                 known = self._compiled[key] = self._compile(policy, request, language, library)
             report, spec = known
-        # With a layer switched off on purpose the report says what is missing, and the run goes on.
-        held = {} if self.disabled else report
-        refuse_unless_held(self.name, self.isolation, policy, held)
-        return Plan(
-            backend=self.name,
-            isolation=self.isolation,
-            request=request,
-            policy=policy,
-            enforcement=report,
-            spec=spec,
-            warnings=outcome.notices(self.disabled),
-        )
+        self.hold(policy, report)
+        return self.planned(policy, request, report, spec)
 
     def _compile(
         self, policy: Policy, request: Request, language: str, library: cache.Library
