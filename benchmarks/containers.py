@@ -1,6 +1,6 @@
 """What a run in a container costs: `docker run`, a cold run of ours, and one from the pool.
 
-    python benchmarks/containers.py [runs] [runtime]
+    python benchmarks/containers.py [--runs N] [--runtime runc]
 
 Needs an engine (DOCKER_HOST), its command line client and `belljar images build python`. The three
 are measured in turns, so that a noisy machine is noisy for all of them. `docker run` is given the
@@ -9,9 +9,9 @@ same limits and closed doors, and starts nothing but the interpreter.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 
@@ -40,7 +40,12 @@ def timed(action: Callable[[], object]) -> float:
     return (time.perf_counter() - began) * 1000
 
 
-def main(runs: int, runtime: str) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--runtime", default="runc", help="of the engine; runsc is gVisor")
+    args = parser.parse_args()
+    runs, runtime = args.runs, args.runtime
     kind = GvisorBackend if runtime == "runsc" else DockerBackend
     cold, warm = kind(pool=0), kind(pool=2)
     engines = [Engine(Settings(), backends={each.name: each}) for each in (cold, warm)]
@@ -69,6 +74,4 @@ def main(runs: int, runtime: str) -> None:
 
 
 if __name__ == "__main__":
-    main(
-        int(sys.argv[1]) if len(sys.argv) > 1 else 20, sys.argv[2] if len(sys.argv) > 2 else "runc"
-    )
+    main()

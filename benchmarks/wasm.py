@@ -23,7 +23,7 @@ from typing import Any
 from belljar.backends.base import Cancel
 from belljar.backends.wasm import WasmBackend, _order
 from belljar.capture import HeadTail
-from belljar.cli.bench import SmallForker
+from belljar.cli.bench import Forker
 from belljar.config import Settings
 from belljar.engine import Engine
 from belljar.report import Report
@@ -55,7 +55,7 @@ def latency(backend: WasmBackend, language: str, rounds: int) -> None:
     small = "fork + exit, smallest"
     through_a_runner()
     through_a_runner()
-    with SmallForker() as forker:
+    with Forker() as forker:
         # Who returns something has measured it itself.
         subjects: dict[str, Callable[[], float | None]] = {
             fork: fork_and_exit, small: forker, ours: through_a_runner, plain: plain_python,
