@@ -285,6 +285,10 @@ def test_what_was_resolved_for_one_wish_is_not_given_to_another_that_equals_it()
             jar.run(Request(code="1"), wishes={"timeout": True})
     found = [(plan.policy.level, plan.policy.limits.timeout) for plan in backend.plans]
     assert found == [("standard", 1.0), ("standard", 2.0), ("permissive", 1.0)] * 2
+    backend.plans.clear()
+    jar.settings = Settings(ceiling=Ceiling(timeout=0.5))
+    jar.run(Request(code="1"), wishes={"timeout": 1})
+    assert backend.plans[0].policy.limits.timeout == 0.5
     mounted = Request(code="1", mounts=(Mount("/usr/share", "share", "ro"),))
     jar = engine(fake(), ceiling=Ceiling(mounts="none"))
     jar.run(Request(code="1"))

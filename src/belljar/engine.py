@@ -53,7 +53,7 @@ class Engine:
         self._loaded: dict[str, Backend] = {}
         self._lock = threading.Lock()
         # Most callers ask for the same again and again.
-        self._resolved: dict[tuple[object, ...], tuple[Language | None, Resolved]] = {}
+        self._resolved: dict[tuple[object, ...], tuple[Language | None, Settings, Resolved]] = {}
         self._selection = Selection(self.settings, self.backend, self.backend_names, self._given)
 
     def backend_names(self) -> tuple[str, ...]:
@@ -224,13 +224,13 @@ class Engine:
             # With their types: True is equal to 1, and not the same wish.
             key = (level, *((name, type(wish), wish) for name, wish in wishes.items()))
             known = self._resolved.get(key)
-            if known is not None and known[0] is language:
-                return known[1]
+            if known is not None and known[0] is language and known[1] is self.settings:
+                return known[2]
         resolved = self._resolve_anew(request, level, wishes)
         if key is not None:
             if len(self._resolved) >= _REMEMBERED:
                 self._resolved.clear()
-            self._resolved[key] = language, resolved
+            self._resolved[key] = language, self.settings, resolved
         return resolved
 
     def _resolve_anew(

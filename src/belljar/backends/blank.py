@@ -62,7 +62,7 @@ class Process:
                     (os.POSIX_SPAWN_DUP2, 0, 2),
                 ],
                 setsid=True,
-                setsigdef=[_signal.SIGPIPE, _signal.SIGXFSZ],
+                setsigdef=[_signal.SIGPIPE, _signal.SIGXFSZ, _signal.SIGCHLD],
             )
         finally:
             if apart != control:
@@ -79,10 +79,13 @@ class Process:
         if not poll.poll(None if seconds is None else seconds * 1000):
             return False
         try:
-            status = os.waitpid(self.pid, 0)[1]
+            end = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
         except ChildProcessError:  # this host ignores SIGCHLD, and the kernel waited for us
-            status = 0
-        self.returncode = os.waitstatus_to_exitcode(status)
+            end = None
+        # By descriptor: whoever else waits in this process, a number would be somebody else's then.
+        exited = end is None or end.si_code == os.CLD_EXITED
+        status = end.si_status if end is not None else 0
+        self.returncode = status if exited else -status
         os.close(self._pidfd)
         return True
 

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 import weakref
 from typing import TYPE_CHECKING
@@ -222,18 +223,29 @@ class JailBackend(HostLayered):
         )
 
     def close(self) -> None:
-        self._closed = True
-        self._settler.close()
+        with _making:
+            self._closed = True
         if self._fleet is not None:
-            self._fleet.close()
+            _close(self._settler, self._fleet)
 
     def _warm(self) -> Fleet:
         fleet = self._fleet
         if fleet is None or fleet.process != os.getpid():
+            with _making:
+                fleet = self._make_warm()
+        return fleet
+
+    def _make_warm(self) -> Fleet:
+        """What this process keeps; a fork of the host has none of its parent's."""
+        if self._closed:
+            raise BackendFailed("this backend is closed")
+        fleet = self._fleet
+        if fleet is None or fleet.process != os.getpid():
             self._sweep()
-            fleet = self._fleet = Fleet(self.facts, retire=not self.tidy)
+            fleet, self._settler = Fleet(self.facts, retire=not self.tidy), Settler()
             # At exit too, when nobody has closed the backend.
             weakref.finalize(self, _close, self._settler, fleet)
+            self._fleet = fleet
         return fleet
 
     def _sweep(self) -> None:
@@ -245,5 +257,22 @@ class JailBackend(HostLayered):
 
 
 def _close(settler: Settler, fleet: Fleet) -> None:
-    settler.close()
-    fleet.close()
+    if fleet.process != os.getpid():
+        return  # a fork of the process that owns them
+    try:
+        settler.close()
+    finally:
+        fleet.close()
+
+
+# Callers who come first at the same time share what one of them makes.
+_making = threading.Lock()
+
+
+def _after_fork() -> None:
+    """Whoever held it is not in this process."""
+    global _making
+    _making = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -138,7 +138,8 @@ class JailWatch(Watch):
         quick = select.poll()
         quick.register(self._control, select.POLLIN)
         quick.register(self._cancel.fileno(), select.POLLIN)
-        quick.register(self._jail.stderr, 0)  # its end: the program has closed its streams
+        if self._jail.stderr in self._readers:
+            quick.register(self._jail.stderr, 0)  # its end: the program has closed its streams
         quick.poll(min(_QUICK_MILLISECONDS, self._timeout * 1000))
 
     def _supervisor_says(self, fd: int) -> None:

@@ -83,7 +83,8 @@ class Settler:
         run = _Open(watch, cleanup, jail, parked)
         if self._took(run):
             return
-        run.kill()
+        if self._closed:
+            run.kill()
         while not run.is_over():
             time.sleep(_LOOK_MILLISECONDS / 1000)
 
@@ -98,10 +99,12 @@ class Settler:
             if self._closed:
                 return False
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._work, name="belljar-settle", daemon=True
-                )
-                self._thread.start()
+                thread = threading.Thread(target=self._work, name="belljar-settle", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # this process can have no more: the caller does it himself
+                    return False
+                self._thread = thread
             self._arriving.put(run)
             return True
 
@@ -112,7 +115,9 @@ class Settler:
             thread, self._thread = self._thread, None
         if thread is not None:
             self._arriving.put(None)
-            thread.join(_CLOSE_SECONDS)
+            # The collector may have come upon a dropped backend while that thread was at work.
+            if thread is not threading.current_thread():
+                thread.join(_CLOSE_SECONDS)
 
     def _work(self) -> None:
         pending: list[_Open] = []

@@ -108,7 +108,7 @@ class Shelf:
         """End its slots and with them the parked jails; the runs are over."""
         self.socket.close()
         self.theirs.close()
-        for slot in self.slots.values():
+        for slot in list(self.slots.values()):
             slot.close()
 
 
@@ -168,6 +168,7 @@ class Zygote:
         self.busy = 0
         self.runs = 0
         self.retired = False
+        self._closed = False
         self._lock = threading.Lock()
         self._shelves: dict[Shape, Shelf] = {}
         self._numbers = itertools.count(1)
@@ -218,6 +219,7 @@ class Zygote:
     def take(self, shape: Shape) -> Jail:
         """A ready jail, at once if one is parked. BackendFailed if it cannot be made."""
         with self._lock:
+            self._refuse_if_closed()
             shelf = self._shelf(shape)
             shelf.uses += 1
             shelf.busy += 1
@@ -233,7 +235,12 @@ class Zygote:
             with self._lock:
                 shelf.busy -= 1
                 self.busy -= 1
+                self._refuse_if_closed()  # whatever that looked like from here
             raise
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise BackendFailed("this backend is closed")
 
     def _receive(self, shelf: Shelf) -> Jail:
         words, ancillary = self._next_message(shelf)
@@ -304,12 +311,15 @@ class Zygote:
         """End it and everything in it; returns when the kernel has."""
         from ..linux import probe
 
+        with self._lock:
+            self._closed = self.retired = True
+            shelves = list(self._shelves.values())
         self._control.close()
-        for shelf in self._shelves.values():
+        for shelf in shelves:
             shelf.close()
         probe.let_go()  # at the same time
         self._blank.end()
-        for shelf in self._shelves.values():
+        for shelf in shelves:
             _remove_groups(shelf)
 
     def _known(self) -> set[int]:

@@ -31,7 +31,7 @@ class Loaded:
     def added(self) -> set[str]:
         """Those that have come since."""
         # A set of all names would copy every page that has one of them.
-        if next(reversed(sys.modules)) == self._last:
+        if next(reversed(sys.modules), None) == self._last:
             return set()
         return sys.modules.keys() - self.names
 

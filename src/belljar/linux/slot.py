@@ -310,7 +310,10 @@ def _is_alone(run: _Run) -> bool:
     """
     if not run.children:
         return False
-    ours, below = (os.pread(fd, 4096, 0) for fd in run.children)
+    try:
+        ours, below = (os.pread(fd, 4096, 0) for fd in run.children)
+    except OSError:  # no memory for the list, perhaps: end everybody, and wait
+        return False
     return ours == b"%d " % run.anchor and not below
 
 

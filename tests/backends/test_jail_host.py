@@ -1,0 +1,178 @@
+"""The jail in hosts that are not simple: many threads, forks, no more threads, ignored signals."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from belljar.api import Runner
+from belljar.backends import settle
+from belljar.backends.jail import JailBackend
+from belljar.config import Settings
+from belljar.engine import Engine
+from belljar.errors import BelljarError
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or not JailBackend().probe().available, reason="no jail here"
+)
+
+
+def _runner(backend: JailBackend) -> Runner:
+    engine = Engine(Settings(backend="jail"), backends={"jail": backend})
+    return Runner(engine=engine, modules="any")
+
+
+def _children() -> set[int]:
+    me = os.getpid()
+    found: set[int] = set()
+    for thread in os.listdir(f"/proc/{me}/task"):
+        with open(f"/proc/{me}/task/{thread}/children") as file:
+            found |= set(map(int, file.read().split()))
+    return found
+
+
+def _soon(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 30
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _busy(backend: JailBackend) -> int:
+    fleet = backend._fleet
+    assert fleet is not None
+    return sum(zygote.busy for zygote in fleet._zygotes.values())
+
+
+def test_a_host_that_can_have_no_more_threads_gets_its_results(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = _children()
+    backend = JailBackend()
+    runner = _runner(backend)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(settle.threading.Thread, "start", refuse)
+    for how in ("now", "later", "now"):
+        assert runner.execute("6 * 7", settle=how).value == 42
+    assert _busy(backend) == 0  # their places were given back
+    runner.close()
+    assert _children() <= before
+
+
+def test_places_are_given_back_by_a_thread_where_there_is_one() -> None:
+    """The control arm: otherwise it is somebody else who does it."""
+    backend = JailBackend()
+    with _runner(backend) as runner:
+        assert runner.execute("6 * 7").value == 42
+        assert any(thread.name == "belljar-settle" for thread in threading.enumerate())
+        assert _soon(lambda: _busy(backend) == 0)
+
+
+def test_callers_who_come_first_together_share_one_fleet() -> None:
+    before = _children()
+    values: list[object] = []
+    for _ in range(5):
+        backend = JailBackend()
+        runner = _runner(backend)
+        start = threading.Barrier(3)
+
+        def call(runner: Runner = runner, start: threading.Barrier = start) -> None:
+            start.wait()
+            values.append(runner.execute("6 * 7").value)
+
+        threads = [threading.Thread(target=call) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert values[-3:] == [42] * 3
+        runner.close()
+        assert _children() <= before  # nobody has a zygote that close does not know
+
+
+def test_closing_while_callers_run_ends_everything() -> None:
+    before = _children()
+    for _ in range(8):
+        backend = JailBackend()
+        runner = _runner(backend)
+        wrong: list[BaseException] = []
+        begun = threading.Event()
+
+        def call(
+            runner: Runner = runner,
+            wrong: list[BaseException] = wrong,
+            begun: threading.Event = begun,
+        ) -> None:
+            try:
+                while True:
+                    runner.execute("1")
+                    begun.set()
+            except BelljarError:
+                begun.set()  # closed, or the run was killed: one of ours
+            except BaseException as error:  # noqa: BLE001 - any other is what is looked for
+                wrong.append(error)
+                begun.set()
+
+        threads = [threading.Thread(target=call) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        begun.wait(60)
+        runner.close()
+        for thread in threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in threads)
+        assert not wrong
+        assert _children() <= before
+
+
+FORKED = """
+import os, sys, time
+from belljar.api import Runner
+from belljar.backends.jail import JailBackend
+from belljar.config import Settings
+from belljar.engine import Engine
+backend = JailBackend()
+runner = Runner(engine=Engine(Settings(backend="jail"), backends={"jail": backend}))
+assert runner.execute("6 * 7").value == 42
+pid = os.fork()
+if pid == 0:
+    for _ in range(3):
+        assert runner.execute("6 * 7").value == 42
+    zygotes = list(backend._fleet._zygotes.values())
+    deadline = time.monotonic() + 30
+    while any(zygote.busy for zygote in zygotes) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    busy = [zygote.busy for zygote in zygotes]
+    runner.close()
+    os._exit(sum(busy))
+status = os.waitpid(pid, 0)[1]
+assert runner.execute("6 * 7").value == 42  # the parent's are the parent's still
+runner.close()
+print("left", os.waitstatus_to_exitcode(status))
+"""
+
+IGNORED = """
+import signal
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+import belljar
+print(belljar.run("6 * 7", backend="jail").value)
+"""
+
+
+@pytest.mark.parametrize(("program", "said"), [(FORKED, "left 0"), (IGNORED, "42")])
+def test_odd_hosts(program: str, said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
+    assert (done.stdout.strip(), done.returncode) == (said, 0), done.stderr
