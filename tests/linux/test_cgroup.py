@@ -19,6 +19,7 @@ from belljar.linux.cgroup import Group, Home
 HOME = cgroup.find()
 needs_cgroup = pytest.mark.skipif(HOME is None, reason="no control group can be made here")
 MIB = 1 << 20
+LINUX = tuple(int(number) for number in os.uname().release.split("-")[0].split(".")[:2])
 
 
 def home() -> Home:
@@ -93,6 +94,22 @@ def test_an_oom_kill_is_counted_and_the_peak_is_known(group: Group) -> None:
     assert group.oom_kills() >= 1
     peak = group.peak_memory()
     assert peak is None or 32 * MIB < peak <= 64 * MIB
+
+
+@needs_cgroup
+def test_counting_starts_again_for_the_next_run(group: Group) -> None:
+    ended(started(group, "print(flush=True); x = bytearray(200 << 20)"))
+    assert group.oom_kills() >= 1
+    assert (group.peak_memory() or 64 * MIB) > 32 * MIB
+    for _ in range(2):
+        group.renew()
+        assert (group.oom_kills(), group.forks_refused()) == (0, 0)
+        assert ended(started(group, "print(flush=True); x = bytearray(b'x') * (9 << 20)")) == 0
+        peak = group.peak_memory()
+        if home().version == 1 or LINUX >= (6, 12):
+            assert peak is not None and 9 * MIB <= peak < 32 * MIB
+        else:
+            assert peak is None  # it would be the first run's
 
 
 @needs_cgroup

@@ -113,7 +113,7 @@ class Group:
         self._memory, self._pids, self._cpu = self._paths if home.version == 1 else self._paths * 3
         self._released, self._processes = False, processes
         self._quota = max(1000, int(cpus * _PERIOD))
-        self._peak_is_ours = True
+        self._peak_is_ours, self._peak_file_writes = True, False
         self._earlier = {"oom_kill": 0, "max": 0}
         self._lock = -1
         self._files: dict[str, int] = {}
@@ -176,11 +176,14 @@ class Group:
 
     def _forget_peak(self) -> bool:
         """Since Linux 6.12 whoever writes to memory.peak reads there what came after that."""
+        name = "memory.peak"
         try:
-            if "memory.peak" not in self._files:
-                path = os.path.join(self._memory, "memory.peak")
-                self._files["memory.peak"] = os.open(path, os.O_RDWR)
-            os.write(self._files["memory.peak"], b"reset")
+            if not self._peak_file_writes:
+                # The one that was opened for the first run's peak can only read.
+                fd = os.open(os.path.join(self._memory, name), os.O_RDWR)
+                self._close(name)
+                self._files[name], self._peak_file_writes = fd, True
+            os.write(self._files[name], b"reset")
         except OSError:
             return False
         return True
@@ -218,9 +221,8 @@ class Group:
 
     def remove(self) -> None:
         """Delete the group; a member that is still dying is waited for, briefly."""
-        for fd in self._files.values():
-            os.close(fd)
-        self._files.clear()
+        for name in tuple(self._files):
+            self._close(name)
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -240,6 +242,10 @@ class Group:
         if fd is None:
             fd = self._files[name] = os.open(os.path.join(path, name), os.O_RDONLY)
         return os.pread(fd, 4096, 0).decode()
+
+    def _close(self, name: str) -> None:
+        if name in self._files:
+            os.close(self._files.pop(name))
 
     @staticmethod
     def _write(path: str, name: str, text: str) -> None:
