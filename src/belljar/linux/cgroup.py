@@ -18,6 +18,11 @@ from ..records import positional_record
 
 _CONTROLLERS = ("memory", "pids", "cpu")
 _PERIOD = 100_000  # microseconds, for which a quota of processor time is given
+_NOT_EVERYWHERE = ("memory.peak",)  # it came with Linux 5.19
+_LOST = (
+    "a control group has lost a controller, and with it a limit: the owner of the hierarchy took "
+    "it back; start again, in a unit with Delegate=yes"
+)
 _NAME = re.compile(r"belljar-(\d+)-[0-9a-f]+")
 
 
@@ -42,7 +47,7 @@ def find() -> Home | None:
             homes.append(home)
         else:
             return Home(1, tuple(homes))
-    if "2" in mounts:
+    if "2" in mounts and _is_given(mounts["2"], own.get("", "/")):
         home = _first_writable(mounts["2"], own.get("", "/"), ("memory.max", "pids.max", "cpu.max"))
         if home is not None:
             return Home(2, (home,))
@@ -71,6 +76,20 @@ def _mounts() -> dict[str, str]:
             elif kind == "cgroup":
                 found |= {name: where for name in options.split(",") if name in _CONTROLLERS}
     return found
+
+
+def _is_given(mount: str, own: str) -> bool:
+    """Whether our own group has the controllers of version 2.
+
+    Those that only a group above us has were given to others, and systemd takes them back when the
+    others end, with the limits that we had set by them: it leaves root's services without cpu, but
+    the root group has it while somebody is logged in.
+    """
+    try:
+        with open(os.path.join(mount, own.lstrip("/"), "cgroup.controllers")) as file:
+            return set(_CONTROLLERS) <= set(file.read().split())
+    except FileNotFoundError:  # our own is not in sight: a container's root is beside it
+        return True
 
 
 def _first_writable(mount: str, own: str, needed: tuple[str, ...]) -> str | None:
@@ -143,6 +162,17 @@ class Group:
         """The files to which a joining process writes "0"."""
         return tuple(os.path.join(path, "cgroup.procs") for path in self._paths)
 
+    def confirm(self) -> None:
+        """BackendFailed if a limit did not hold until now.
+
+        In version 2 a group above takes a controller away from all below, and their limits are
+        gone; if it comes again they are not. Without the others' files the counters say so.
+        """
+        if self._version == 2 and not self._released:
+            told = self._read(self._cpu, "cpu.max")
+            if told.split() != [str(self._quota), str(_PERIOD)]:
+                raise BackendFailed(f"{_LOST} (cpu.max is {told.strip()!r})")
+
     def oom_kills(self) -> int:
         """How often the kernel killed a member for want of memory."""
         name = "memory.oom_control" if self._version == 1 else "memory.events"
@@ -158,14 +188,17 @@ class Group:
         name = "memory.max_usage_in_bytes" if self._version == 1 else "memory.peak"
         try:
             return int(self._read(self._memory, name))
-        except FileNotFoundError:  # memory.peak came with Linux 5.19
+        except FileNotFoundError:
             return None
 
     def renew(self) -> None:
         """For the next run with the same limits: all members are gone, counting starts again."""
         if self._released:
-            self._write(self._pids, "pids.max", str(self._processes))
-            self._limit_cpu()
+            try:
+                self._write(self._pids, "pids.max", str(self._processes))
+                self._limit_cpu()
+            except OSError as error:
+                raise BackendFailed(f"{_LOST} ({error})") from error
             self._released = False
         self._earlier["oom_kill"] += self.oom_kills()
         self._earlier["max"] += self.forks_refused()
@@ -238,10 +271,16 @@ class Group:
 
     def _read(self, path: str, name: str) -> str:
         # Kept open: a group that is used again and again is asked the same after every run.
-        fd = self._files.get(name)
-        if fd is None:
-            fd = self._files[name] = os.open(os.path.join(path, name), os.O_RDONLY)
-        return os.pread(fd, 4096, 0).decode()
+        try:
+            fd = self._files.get(name)
+            if fd is None:
+                fd = self._files[name] = os.open(os.path.join(path, name), os.O_RDONLY)
+            return os.pread(fd, 4096, 0).decode()
+        except OSError as error:
+            gone = error.errno in (errno.ENODEV, errno.ENOENT)
+            if not gone or name in _NOT_EVERYWHERE:
+                raise
+            raise BackendFailed(f"{_LOST} ({name} is gone)") from error
 
     def _close(self, name: str) -> None:
         if name in self._files:
