@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import processes
@@ -18,6 +19,7 @@ import pytest
 from belljar.backends.jail import JailBackend
 from belljar.config import Settings
 from belljar.engine import Engine
+from belljar.errors import BackendFailed
 from belljar.events import Emit, Event, Output
 from belljar.linux import cgroup
 from belljar.types import Request, Result, Status
@@ -224,3 +226,26 @@ def test_the_next_host_process_sweeps_up_after_one_that_was_killed() -> None:
     with Engine(Settings(), backends={"jail": JailBackend()}) as engine:
         assert run(engine, "print(1)").stdout == "1\n"
         assert not any(path.exists() for path in left)
+
+
+@pytest.mark.skipif(
+    HOME is None or HOME.version != 2 or os.geteuid() != 0,
+    reason="needs cgroup version 2, and root to play the owner of the hierarchy",
+)
+def test_a_run_whose_limit_was_taken_away_has_no_result() -> None:
+    assert HOME is not None
+    above = Path(HOME.directories[0], f"above-{os.urandom(4).hex()}")
+    above.mkdir()
+    switch = above / "cgroup.subtree_control"
+    switch.write_text("+cpu +memory +pids")
+    facts = processes.facts(cgroup=cgroup.Home(2, (str(above),)))
+    try:
+        with Engine(Settings(), backends={"jail": JailBackend(facts=facts)}) as engine:
+            for _ in range(3):
+                assert run(engine, "print(1)").stdout == "1\n"
+            switch.write_text("-cpu")
+            for _ in range(4):  # in a parked jail, and in one that is to be made
+                with pytest.raises(BackendFailed, match=r"lost a controller|cpu\.max"):
+                    run(engine, "print(1)")
+    finally:
+        above.rmdir()
