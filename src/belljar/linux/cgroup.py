@@ -88,7 +88,7 @@ def _is_given(mount: str, own: str) -> bool:
     try:
         with open(os.path.join(mount, own.lstrip("/"), "cgroup.controllers")) as file:
             return set(_CONTROLLERS) <= set(file.read().split())
-    except FileNotFoundError:  # our own is not in sight: a container's root is beside it
+    except OSError:  # our own is not in sight: a container's root is beside it
         return True
 
 
