@@ -177,12 +177,13 @@ def kernel_protections(facts: HostFacts, read: Read) -> list[Finding]:
         detail = f"version {facts.cgroup.version}, writable at {facts.cgroup.directories[0]}"
         found.append(Finding(name="cgroup", state="ok", detail=detail))
     else:
+        user = "" if facts.root else "--user "
         found.append(
             Finding(
                 name="cgroup",
                 state="warn",
-                detail="none that we may write to: limits hold for each process, not for the sum",
-                fix="systemd-run --user --scope -p Delegate=yes belljar ...",
+                detail="none that was given to us: memory and processor time are counted instead",
+                fix=f"systemd-run {user}--scope -p Delegate=yes belljar ..., or the same in a unit",
             )
         )
     return found

@@ -19,6 +19,7 @@ from belljar.linux.cgroup import Group, Home
 HOME = cgroup.find()
 needs_cgroup = pytest.mark.skipif(HOME is None, reason="no control group can be made here")
 MIB = 1 << 20
+LINUX = tuple(int(number) for number in os.uname().release.split("-")[0].split(".")[:2])
 
 
 def home() -> Home:
@@ -93,6 +94,56 @@ def test_an_oom_kill_is_counted_and_the_peak_is_known(group: Group) -> None:
     assert group.oom_kills() >= 1
     peak = group.peak_memory()
     assert peak is None or 32 * MIB < peak <= 64 * MIB
+
+
+@needs_cgroup
+def test_counting_starts_again_for_the_next_run(group: Group) -> None:
+    ended(started(group, "print(flush=True); x = bytearray(200 << 20)"))
+    assert group.oom_kills() >= 1
+    assert (group.peak_memory() or 64 * MIB) > 32 * MIB
+    for _ in range(2):
+        group.renew()
+        assert (group.oom_kills(), group.forks_refused()) == (0, 0)
+        assert ended(started(group, "print(flush=True); x = bytearray(b'x') * (9 << 20)")) == 0
+        peak = group.peak_memory()
+        if home().version == 1 or LINUX >= (6, 12):
+            assert peak is not None and 9 * MIB <= peak < 32 * MIB
+        else:
+            assert peak is None  # it would be the first run's
+
+
+@needs_cgroup
+def test_a_controller_that_was_taken_away_is_noticed_also_if_it_comes_again() -> None:
+    if home().version != 2 or os.geteuid() != 0:
+        pytest.skip("version 1 has a hierarchy for each controller; and only root owns all of it")
+    above = Path(home().directories[0], f"above-{os.urandom(4).hex()}")
+    above.mkdir()
+    switch = above / "cgroup.subtree_control"
+    switch.write_text("+cpu +memory +pids")
+    inside = Home(2, (str(above),))
+    limits = {"memory": 8 * MIB, "processes": 5, "cpus": 1}
+    groups = [Group(inside, os.urandom(8).hex(), **limits) for _ in range(3)]
+    for group in groups:
+        group.confirm()
+    late = Group(inside, os.urandom(8).hex(), **limits)  # one that was not asked before
+    groups.append(late)
+    try:
+        switch.write_text("-cpu")
+        with pytest.raises(BackendFailed, match="lost a controller"):
+            groups[0].confirm()
+        with pytest.raises(BackendFailed, match=r"cpu\.max"):
+            Group(inside, os.urandom(8).hex(), **limits)
+        switch.write_text("+cpu")
+        for group in (groups[1], late):
+            with pytest.raises(BackendFailed, match="lost a controller"):
+                group.confirm()
+        switch.write_text("-pids")
+        with pytest.raises(BackendFailed, match="lost a controller"):
+            groups[2].forks_refused()
+    finally:
+        for group in groups:
+            group.remove()
+        above.rmdir()
 
 
 @needs_cgroup
@@ -215,6 +266,11 @@ class Hierarchy:
         for directory in files:
             (root / directory.lstrip("/")).mkdir(parents=True, exist_ok=True)
 
+    def give(self, own: str, controllers: str) -> None:
+        group = self.root / own.lstrip("/")
+        group.mkdir(parents=True, exist_ok=True)
+        (group / "cgroup.controllers").write_text(controllers + "\n")
+
     def make(self, path: str) -> None:
         parent = "/" + str(Path(path).parent.relative_to(self.root)).removeprefix(".")
         if parent not in self.files:
@@ -240,30 +296,41 @@ APP = SESSION.rsplit("/", 1)[0]
 MANAGER = APP.rsplit("/", 1)[0]
 
 
+EVERY = "cpuset cpu io memory pids"
+SERVICE = "/system.slice/some.service"
+
+
 @pytest.mark.parametrize(
-    ("own", "files", "found"),
+    ("own", "given", "files", "found"),
     [
         # systemd's user manager: no controllers inside our own scope, all of them beside it.
-        (SESSION, {SESSION: ("cgroup.procs",), APP: ALL, MANAGER: ALL}, APP),
+        (SESSION, EVERY, {SESSION: ("cgroup.procs",), APP: ALL, MANAGER: ALL}, APP),
         # A manager that was not given the cpu controller: better none than half.
-        (SESSION, {SESSION: ("cgroup.procs",), APP: ALL[:3], MANAGER: ALL[:3]}, None),
+        (SESSION, EVERY, {SESSION: ("cgroup.procs",), APP: ALL[:3], MANAGER: ALL[:3]}, None),
         # A session over ssh: nothing belongs to us.
-        ("/user.slice/user-1000.slice/session-3.scope", {}, None),
+        ("/user.slice/user-1000.slice/session-3.scope", EVERY, {}, None),
+        # A service of root's: the root group has cpu as long as somebody is logged in.
+        (SERVICE, "memory pids", {SERVICE: ALL[:1], "/system.slice": ALL[:3], "/": ALL}, None),
+        # The same with Delegate=yes.
+        (SERVICE, EVERY, {SERVICE: ALL[:1], "/system.slice": ALL, "/": ALL}, "/system.slice"),
         # Root in the root group, as in a container with its own cgroup namespace.
-        ("/", {"/": ALL}, "/"),
+        ("/", EVERY, {"/": ALL}, "/"),
         # A cgroup namespace whose root is beside us.
-        ("/../other", {"/": ALL}, "/"),
+        ("/../other", None, {"/": ALL}, "/"),
     ],
-    ids=["delegated", "without cpu", "not ours", "root", "namespace"],
+    ids=["delegated", "without cpu", "not ours", "others' cpu", "service", "root", "namespace"],
 )
 def test_version_2_is_used_where_all_controllers_are_ours(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     own: str,
+    given: str | None,
     files: dict[str, tuple[str, ...]],
     found: str | None,
 ) -> None:
     hierarchy = Hierarchy(tmp_path, files)
+    if given is not None:
+        hierarchy.give(own, given)
     monkeypatch.setattr(cgroup, "_own_paths", lambda: {"": own})
     monkeypatch.setattr(cgroup, "_mounts", lambda: {"2": str(tmp_path)})
     monkeypatch.setattr("belljar.linux.cgroup.os.mkdir", hierarchy.make)

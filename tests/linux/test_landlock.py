@@ -80,6 +80,9 @@ def places(tmp_path: Path) -> Path:
 def test_a_confined_process_reads_and_writes_what_it_was_given(places: Path) -> None:
     told = fresh.ask(CONFINED, True, str(places))
     allowed = {"read shown", "list shown", "write box", "fifo in box", "null"}
+    if landlock.abi() < 3:  # there the backends close the call by seccomp
+        assert told.pop("truncate shown") == 0
+        (places / "shown/a").write_text("canary")
     assert {what for what, code in told.items() if code == 0} == allowed
     refused = {code for what, code in told.items() if what not in allowed}
     assert refused <= {errno.EACCES, errno.EXDEV}

@@ -275,4 +275,5 @@ def _after_fork() -> None:
     _making = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):  # not on Windows, where there is no jail, but a name
+    os.register_at_fork(after_in_child=_after_fork)

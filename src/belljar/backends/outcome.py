@@ -49,6 +49,8 @@ def of_watch(
     shown: list[Display],
 ) -> Result:
     """The Result of a run that `supervise.Watch` followed, held by `group` or by none."""
+    if group is not None:
+        group.confirm()
     peak = group.peak_memory() if group is not None else None
     return of(
         plan,

@@ -18,6 +18,11 @@ from ..records import positional_record
 
 _CONTROLLERS = ("memory", "pids", "cpu")
 _PERIOD = 100_000  # microseconds, for which a quota of processor time is given
+_NOT_EVERYWHERE = ("memory.peak",)  # it came with Linux 5.19
+_LOST = (
+    "a control group has lost a controller, and with it a limit: the owner of the hierarchy took "
+    "it back; start again, in a unit with Delegate=yes"
+)
 _NAME = re.compile(r"belljar-(\d+)-[0-9a-f]+")
 
 
@@ -42,7 +47,7 @@ def find() -> Home | None:
             homes.append(home)
         else:
             return Home(1, tuple(homes))
-    if "2" in mounts:
+    if "2" in mounts and _is_given(mounts["2"], own.get("", "/")):
         home = _first_writable(mounts["2"], own.get("", "/"), ("memory.max", "pids.max", "cpu.max"))
         if home is not None:
             return Home(2, (home,))
@@ -71,6 +76,20 @@ def _mounts() -> dict[str, str]:
             elif kind == "cgroup":
                 found |= {name: where for name in options.split(",") if name in _CONTROLLERS}
     return found
+
+
+def _is_given(mount: str, own: str) -> bool:
+    """Whether our own group has the controllers of version 2.
+
+    Those that only a group above us has were given to others, and systemd takes them back when the
+    others end, with the limits that we had set by them: it leaves root's services without cpu, but
+    the root group has it while somebody is logged in.
+    """
+    try:
+        with open(os.path.join(mount, own.lstrip("/"), "cgroup.controllers")) as file:
+            return set(_CONTROLLERS) <= set(file.read().split())
+    except OSError:  # our own is not in sight: a container's root is beside it
+        return True
 
 
 def _first_writable(mount: str, own: str, needed: tuple[str, ...]) -> str | None:
@@ -125,7 +144,7 @@ class Group:
         self._memory, self._pids, self._cpu = self._paths if home.version == 1 else self._paths * 3
         self._released, self._processes = False, processes
         self._quota = max(1000, int(cpus * _PERIOD))
-        self._peak_is_ours = True
+        self._peak_is_ours, self._peak_file_writes = True, False
         self._earlier = {"oom_kill": 0, "max": 0}
         self._lock = -1
         self._files: dict[str, int] = {}
@@ -155,6 +174,17 @@ class Group:
         """The files to which a joining process writes "0"."""
         return tuple(os.path.join(path, "cgroup.procs") for path in self._paths)
 
+    def confirm(self) -> None:
+        """BackendFailed if a limit did not hold until now.
+
+        In version 2 a group above takes a controller away from all below, and their limits are
+        gone; if it comes again they are not. Without the others' files the counters say so.
+        """
+        if self._version == 2 and not self._released:
+            told = self._read(self._cpu, "cpu.max")
+            if told.split() != [str(self._quota), str(_PERIOD)]:
+                raise BackendFailed(f"{_LOST} (cpu.max is {told.strip()!r})")
+
     def oom_kills(self) -> int:
         """How often the kernel killed a member for want of memory."""
         name = "memory.oom_control" if self._version == 1 else "memory.events"
@@ -170,14 +200,17 @@ class Group:
         name = "memory.max_usage_in_bytes" if self._version == 1 else "memory.peak"
         try:
             return int(self._read(self._memory, name))
-        except FileNotFoundError:  # memory.peak came with Linux 5.19
+        except FileNotFoundError:
             return None
 
     def renew(self) -> None:
         """For the next run with the same limits: all members are gone, counting starts again."""
         if self._released:
-            self._write(self._pids, "pids.max", str(self._processes))
-            self._limit_cpu()
+            try:
+                self._write(self._pids, "pids.max", str(self._processes))
+                self._limit_cpu()
+            except OSError as error:
+                raise BackendFailed(f"{_LOST} ({error})") from error
             self._released = False
         self._earlier["oom_kill"] += self.oom_kills()
         self._earlier["max"] += self.forks_refused()
@@ -188,11 +221,14 @@ class Group:
 
     def _forget_peak(self) -> bool:
         """Since Linux 6.12 whoever writes to memory.peak reads there what came after that."""
+        name = "memory.peak"
         try:
-            if "memory.peak" not in self._files:
-                path = os.path.join(self._memory, "memory.peak")
-                self._files["memory.peak"] = os.open(path, os.O_RDWR)
-            os.write(self._files["memory.peak"], b"reset")
+            if not self._peak_file_writes:
+                # The one that was opened for the first run's peak can only read.
+                fd = os.open(os.path.join(self._memory, name), os.O_RDWR)
+                self._close(name)
+                self._files[name], self._peak_file_writes = fd, True
+            os.write(self._files[name], b"reset")
         except OSError:
             return False
         return True
@@ -230,9 +266,8 @@ class Group:
 
     def remove(self) -> None:
         """Delete the group; a member that is still dying is waited for, briefly."""
-        for fd in self._files.values():
-            os.close(fd)
-        self._files.clear()
+        for name in tuple(self._files):
+            self._close(name)
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -248,10 +283,20 @@ class Group:
 
     def _read(self, path: str, name: str) -> str:
         # Kept open: a group that is used again and again is asked the same after every run.
-        fd = self._files.get(name)
-        if fd is None:
-            fd = self._files[name] = os.open(os.path.join(path, name), os.O_RDONLY)
-        return os.pread(fd, 4096, 0).decode()
+        try:
+            fd = self._files.get(name)
+            if fd is None:
+                fd = self._files[name] = os.open(os.path.join(path, name), os.O_RDONLY)
+            return os.pread(fd, 4096, 0).decode()
+        except OSError as error:
+            gone = error.errno in (errno.ENODEV, errno.ENOENT)
+            if not gone or name in _NOT_EVERYWHERE:
+                raise
+            raise BackendFailed(f"{_LOST} ({name} is gone)") from error
+
+    def _close(self, name: str) -> None:
+        if name in self._files:
+            os.close(self._files.pop(name))
 
     @staticmethod
     def _write(path: str, name: str, text: str) -> None:
