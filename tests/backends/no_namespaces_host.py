@@ -7,6 +7,7 @@ Every key of the answer is one question; the test knows the right answers.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -162,6 +163,9 @@ class Questions:
             with subprocess.Popen(["sleep", "60"]) as victim:
                 code = f"{ATTEMPT}attempt(lambda: os.kill({victim.pid}, 15))"
                 told.append(self.run(code, layers, facts).value)
+                if told[-1] == "done":  # then it is on its way out
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        victim.wait(20)
                 told.append(victim.poll() is None)
                 victim.kill()
         return told

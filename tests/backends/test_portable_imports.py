@@ -78,7 +78,7 @@ print(json.dumps(told))
 # which runs in Linux containers; what is inside of WebAssembly, or loads a platform's own engine.
 SKIPPED = (
     "belljar.linux", "belljar.testing", "belljar.__main__", "belljar.guest.agent",
-    "belljar.wasm.inside", "belljar.wasm.javascript", "belljar.wasm.worker",
+    "belljar.wasm.inside", "belljar.wasm.calls", "belljar.wasm.javascript", "belljar.wasm.worker",
 )  # fmt: skip
 # Of the backends those that are for every platform; another one is imported only when it is named.
 NEUTRAL = tuple(

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import datetime
 import os
+import shutil
+import subprocess
+import sys
+import tempfile
 import time
+import venv
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -104,6 +109,33 @@ print([json.loads("1"), "leak" in sys.modules, "LEAK" in os.environ, os.listdir(
     assert first.success
     assert (len(kept), jar.workers()) == (1, kept)
     assert second.stdout == "[1, False, False, ['main.py'], []]\n"
+
+
+def test_an_interpreter_below_tmp_is_neither_shown_nor_cleared_away() -> None:
+    """Its directory is mounted in the worker's /tmp, where runs leave things that are deleted."""
+    home = tempfile.mkdtemp(prefix="belljar-venv-", dir="/tmp")
+    try:
+        os.chmod(home, 0o755)
+        venv.create(home, with_pip=False, symlinks=True)
+        kept = os.path.join(home, "share", "a", "kept")
+        os.makedirs(os.path.dirname(kept))
+        Path(kept).write_text("ours")
+        (packages,) = Path(home).glob("lib/python3*/site-packages")
+        (packages / "ours.pth").write_text("\n".join(path for path in sys.path if path))
+        program = (
+            "import belljar\n"
+            "with belljar.create_runner(backend='wasm') as runner:\n"
+            "    for _ in range(3):\n"
+            '        code = \'import os; print(os.listdir("/tmp")); open("/tmp/x", "w")\'\n'
+            "        result = runner.execute(code)\n"
+            "        print(result.status.value, result.stdout, result.stderr)\n"
+        )
+        python = os.path.join(home, "bin", "python")
+        done = subprocess.run([python, "-c", program], capture_output=True, text=True, timeout=120)
+        assert done.stdout.split("\n")[::2] == ["success []"] * 3 + [""], done
+        assert Path(kept).read_text() == "ours"
+    finally:
+        shutil.rmtree(home)
 
 
 def test_random_numbers_differ_from_run_to_run(warm: Jar) -> None:

@@ -32,6 +32,7 @@ _WORKER_MEMORY = 256 << 20
 _WORKER_FILES = 40
 _WORKER_THREADS = 64
 _WORKER_START = 0.5  # seconds of processor time
+PRIVATE = root.SHM  # a guest's /tmp, which no worker uses itself
 # Where the worker finds its own things in the jail.
 _CODE, _LIBRARY, _GUEST = "/.wasm/code", "/.wasm/lib", "/.wasm/guest"
 _VERSIONS = {"python": (3, 14)}  # what a versioned name such as python3.14 may ask for
@@ -184,7 +185,10 @@ def _house(
         every, memory, cpu = shape.watch
         shape = replace(shape, watch=(every, memory, cpu + _WORKER_START))
     ours = jail_plan.all_mounts(policy, Request(code="", mounts=mounts))
-    preopens = [(root.WORK, root.WORK, True), (root.TMP, "/tmp", True)]
+    # In the worker's own /tmp may be its interpreter, if that is installed below /tmp: a guest gets
+    # another one, unless a file is mounted there for it.
+    private = root.TMP if ours else PRIVATE
+    preopens = [(root.WORK, root.WORK, True), (private, "/tmp", True)]
     for source, place, mode in ours:
         if os.path.isdir(source):
             preopens.append((place, place, mode == "rw"))

@@ -23,7 +23,7 @@ from ..records import record
 from ..report import Report
 from ..wasm import cache
 from .base import Cancel
-from .wasm_plan import House
+from .wasm_plan import PRIVATE, House
 
 if TYPE_CHECKING:
     from .zygotes import Jail
@@ -146,11 +146,14 @@ class Worker:
         return follow.until_over()
 
     def settle(self) -> None:
-        """Delete what the run has left; a worker with too much of it is not fit for another."""
+        """Delete what the run has left; a worker that keeps some of it is not fit for another."""
         work = self.jail.work
-        private = os.open("../tmp", _DIRECTORY, dir_fd=work)
+        private = os.open(f"../{os.path.basename(PRIVATE)}", _DIRECTORY, dir_fd=work)
         try:
-            self.healthy = _delete(work) and _delete(private)
+            for directory in (work, private):
+                _delete(directory, os.fstat(directory).st_dev)
+        except (OSError, _TooMuch):
+            self.healthy = False
         finally:
             os.close(private)
 
@@ -356,25 +359,37 @@ class _Following:
         )
 
 
-def _delete(directory: int, depth: int = 0) -> bool:
-    """Delete everything in an open directory, unless that would be much work; True if it is gone.
+class _TooMuch(Exception):
+    """Deleting it would take longer than a new worker."""
 
-    Nothing can be moved out of the way here: our user id means nothing to a file system that was
-    mounted in somebody else's user namespace.
+
+def _delete(directory: int, device: int, depth: int = 0) -> bool:
+    """Delete everything in an open directory that is on `device`; whether all of it is gone.
+
+    What is mounted in there is not the run's but ours, an interpreter that is installed below /tmp
+    for one: it stays, and so do the directories that lead to it. Nothing can be moved out of the
+    way here: our user id means nothing to a file system that was mounted in somebody else's user
+    namespace.
     """
     with os.scandir(directory) as entries:
         names = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
     if len(names) > _MOST_FILES or depth > _DEEPEST:
-        return False
+        raise _TooMuch
+    emptied = True
     for name, is_directory in names:
+        if os.stat(name, dir_fd=directory, follow_symlinks=False).st_dev != device:
+            emptied = False
+            continue
         if not is_directory:
             os.unlink(name, dir_fd=directory)
             continue
         below = os.open(name, _DIRECTORY, dir_fd=directory)
         try:
-            if not _delete(below, depth + 1):
-                return False
+            gone = _delete(below, device, depth + 1)
         finally:
             os.close(below)
-        os.rmdir(name, dir_fd=directory)
-    return True
+        if gone:
+            os.rmdir(name, dir_fd=directory)
+        else:
+            emptied = False
+    return emptied
