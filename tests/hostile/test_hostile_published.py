@@ -140,6 +140,7 @@ def test_the_command_keeps_what_other_runs_wrote(
     assert main([*words, "--write", str(path)]) == 0
     assert {name for name, _ in cards_in(path)} == {"elsewhere", "subprocess"}
     assert path.read_text().index("`elsewhere`") < path.read_text().index("`subprocess`")
+    assert path.read_text() == render.page(published.read(path.with_suffix(".json")))
 
 
 def test_a_card_is_there_before_its_ablation_begins_and_again_after_it(tmp_path: Path) -> None:

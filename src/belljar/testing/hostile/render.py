@@ -95,7 +95,7 @@ def _needed(layers: Sequence[Data] | None) -> str:
 
 
 def _section(card: Data) -> str:
-    facts = ", ".join(f"{name} {value}" for name, value in card["host"].items())
+    facts = ", ".join(f"{name} {value}" for name, value in sorted(card["host"].items()))
     lines = [
         f"## `{card['backend']}` (class {card['class']}): {summary(card)}",
         "",
