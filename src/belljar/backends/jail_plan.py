@@ -121,6 +121,7 @@ class Shape:
     memory: int
     processes: int
     cpus: float
+    keeper: bool
 
     def message(self, cores: tuple[int, ...]) -> dict[str, Any]:
         """Plain values for `linux/slot.py`."""
@@ -135,6 +136,7 @@ class Shape:
             "rlimits": self.rlimits,
             "watch": {"every": every, "memory": memory, "cpu": cpu} if self.watch else None,
             "waiting": self.waiting,
+            "keeper": self.keeper,
         }
 
 
@@ -200,8 +202,11 @@ def spec(policy: Policy, request: Request, facts: HostFacts, active: frozenset[s
     )  # fmt: skip
     written = tuple(source for source, _, mode in mounts if mode == "rw")
     shape = _shape(
-        policy, facts, active, own_network=own_network, waiting=waiting, big_files=bool(written)
-    )
+        policy, facts, active, own_network=own_network, waiting=waiting, big_files=bool(written),
+        # It has the guest's files open a little longer: not those of a mount, for others to see.
+        # Only a control group counts its memory once.
+        keeper=not argv and keep and "cgroup" in active,
+    )  # fmt: skip
     if not request.command and languages.of(request).seccomp == "strict":
         families = () if policy.network.mode == "off" else shape.families
         shape = replace(shape, families=families, memfd=False, affinity=False)
@@ -246,6 +251,7 @@ def _shape(
     own_network: bool,
     waiting: tuple[tuple[str, str], ...],
     big_files: bool,
+    keeper: bool,
 ) -> Shape:
     limits = policy.limits
     grouped = "cgroup" in active
@@ -278,6 +284,7 @@ def _shape(
         memory=limits.memory,
         processes=limits.processes,
         cpus=limits.cpus,
+        keeper=keeper,
     )
 
 

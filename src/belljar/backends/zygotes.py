@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ..linux.probe import HostFacts
 
 _START_SECONDS = 60.0
+_END_SECONDS = 10.0  # to take apart the memory of a run that is over
 _SHELVES_A_ZYGOTE = 4
 _STREAM = socket.AF_UNIX, socket.SOCK_STREAM, 0
 _PARKED_LEAST = 2
@@ -70,6 +71,12 @@ class Jail:
         with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
+    def _is_empty(self) -> bool:
+        """Wait for the anchor's end, the last of all: what is counted then is not this run's."""
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(_END_SECONDS * 1000))
+
     def drop(self) -> None:
         """Close everything, unused; its taker gives it back."""
         for fd in (self.stdin, self.stdout, self.stderr, self.work, self.pidfd):
@@ -84,10 +91,11 @@ class Jail:
         """
         if not self.over:
             self.kill()
+        empty = self.over and self._is_empty()
         for fd in self._open:
             os.close(fd)
         self._open.clear()
-        self._shelf.zygote.released(self._shelf, self._slot, reuse=self.over)
+        self._shelf.zygote.released(self._shelf, self._slot, reuse=empty)
         if not keep:
             self._shelf.zygote.discard_idle(self._shelf)
 
@@ -396,7 +404,7 @@ class Zygote:
             self.facts.cgroup,
             os.urandom(8).hex(),
             memory=shape.memory,
-            processes=shape.processes + 2,  # the slot and the anchor are ours
+            processes=shape.processes + 2 + shape.keeper,  # slot, anchor and keeper are ours
             cpus=shape.cpus,
             die_together=False,
         )

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 FRAMES = 3
 GUEST_ID = 1000
+EVERY_SIGNAL = tuple(_signal.valid_signals())
 
 
 class Settled:
@@ -38,6 +39,7 @@ class Settled:
         self.reseed: Callable[[], None] | None = None
         self.rehearse: Callable[[], None] | None = None
         self.loaded: leave.Loaded | None = None
+        self.stack = syscalls.Stack()  # a keeper's
         self.layers: frozenset[str] = frozenset()
 
 
@@ -65,6 +67,8 @@ def be_guest(
         if settled.rehearse is not None and shape["parked"]:
             _rehearse_start(settled)
             settled.rehearse()
+        if shape["keeper"]:
+            _leave_to_a_keeper(settled.stack)
         answer = _socket.socket(fileno=ready)
         passed = struct.pack("2i", work, mounts)
         answer.sendmsg([b"ready"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, passed)])
@@ -177,21 +181,21 @@ def _check(settled: Settled) -> None:
     os.close(fd)
     on = settled.layers
     wrong = []
-    if os.getpid() != 2 or _fact(status, b"NSpid").split()[-1] != b"2":
+    if os.getpid() != 2 or fact(status, b"NSpid").split()[-1] != b"2":
         wrong.append("pid namespace")
     if "namespaces" in on and (os.getuid(), os.getgid(), os.geteuid()) != (GUEST_ID,) * 3:
         wrong.append("user namespace")
-    if _fact(status, b"NoNewPrivs") != b"1":
+    if fact(status, b"NoNewPrivs") != b"1":
         wrong.append("no_new_privs")
     sets = (b"CapInh", b"CapPrm", b"CapEff", b"CapBnd", b"CapAmb")
     if "namespaces" not in on:
         # The bounding set can be emptied only in a user namespace of one's own.
         sets = (b"CapInh", b"CapPrm", b"CapEff", b"CapPrm", b"CapAmb")
-    if "capabilities" in on and any(int(_fact(status, name), 16) for name in sets):
+    if "capabilities" in on and any(int(fact(status, name), 16) for name in sets):
         wrong.append("capabilities")
     if "seccomp" in on:
         # How many there are is told since Linux 5.9.
-        if _fact(status, b"Seccomp") != b"2" or int(_fact(status, b"Seccomp_filters", b"2")) < 2:
+        if fact(status, b"Seccomp") != b"2" or int(fact(status, b"Seccomp_filters", b"2")) < 2:
             wrong.append("seccomp")
         elif not _refused(lambda: syscalls.unshare(syscalls.CLONE_NEWUSER)):
             wrong.append("seccomp rules")
@@ -205,7 +209,7 @@ def _check(settled: Settled) -> None:
         raise OSError(0, f"these protections are not on: {', '.join(wrong)}")
 
 
-def _fact(status: bytes, name: bytes, default: bytes | None = None) -> bytes:
+def fact(status: bytes, name: bytes, default: bytes | None = None) -> bytes:
     """What a line of /proc/self/status says."""
     line = b"\n%s:\t" % name
     start = status.find(line)
@@ -239,6 +243,19 @@ def _rehearse_start(settled: Settled) -> None:
         os.close(fd)
         os.unlink(name)
     set_environment(settled, start["env"])
+
+
+def _leave_to_a_keeper(stack: syscalls.Stack) -> None:
+    """Have a child that shares our memory and descriptors, to take them apart when we are gone.
+
+    It is as confined as we are, and the program may do to it what it likes: `slot.py` has more. It
+    ends without a signal: so a program that waits for all of its children is not told of it.
+    """
+    before = _signal.pthread_sigmask(_signal.SIG_BLOCK, EVERY_SIGNAL)
+    try:
+        syscalls.clone_waiting(stack, syscalls.CLONE_FILES)
+    finally:
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
 
 
 def receive_start() -> dict[str, Any]:

@@ -9,6 +9,7 @@ Theory of operation
                        │         leave the kernel collects
                        └─fork──> guest: pid 2 (run_guest.py). Makes its own mounts, gives everything
                                  up, says "ready", waits for the host's start message, runs
+                                   └─clone─> keeper: pid 3, shares the guest's memory, and waits
 
 The slot makes the pipes and sockets of the run. The guest keeps 0, 1, 2 and the frame socket, 3.
 The host gets the other ends, the work directory and a pidfd of the anchor, in one message on the
@@ -18,13 +19,22 @@ Why an anchor: a program that were pid 1 itself would not die of its own signals
 collect orphans. As it shares memory, it costs next to nothing to make; a forked interpreter would
 copy hundreds of pages. It never runs a line of Python.
 
+Why a keeper: the kernel announces a process's end when it has taken its memory apart, which for an
+interpreter takes longer than many a program. With the keeper as another owner of that memory, the
+guest's end is announced at once, and the taking apart is done when the host has its answer. The
+keeper is a process of the guest's, and confined like it; a program can find it, and with some
+effort make it run. So it does not count as nobody. Before the program came, the kernel said that
+the keeper slept, with all signals blocked, and how often it had been switched; if it says the same
+when the guest is gone and there is nobody else, it has not run in between and nobody can wake it.
+Then it is killed, and does not run again. If the kernel says anything else, see below.
+
 Who kills whom: the host kills the anchor by its pidfd, and with it the kernel kills everybody in
 its namespace. When the guest has ended by itself, the slot asks the kernel whether the anchor has
-children: every orphan of the namespace becomes its child, so with none nobody is left. If it has
-some, the anchor is killed and waited for, which the kernel lets end only after all the others. Then
-the slot writes one line with the wait status and what was used up. If the slot dies, which takes an
-administrator or the kernel, the host finds the run socket closed, or its pidfd says so, and kills
-the anchor.
+children: every orphan of the namespace becomes its child, so with none, or with a sleeping keeper,
+nobody is left. If it has others, the anchor is killed and waited for, which the kernel lets end
+only after all the others. Then the slot writes one line with the wait status and what was used up.
+If the slot dies, which takes an administrator or the kernel, the host finds the run socket closed,
+or its pidfd says so, and kills the anchor.
 
 Nothing here may import: the files of this package are not in the jail.
 """
@@ -41,7 +51,7 @@ import time
 
 from . import seccomp_jail, syscalls
 from .root import FIRST_UID
-from .run_guest import Settled, be_guest
+from .run_guest import EVERY_SIGNAL, Settled, be_guest, fact
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,7 +61,7 @@ MESSAGE = 1 << 18
 _PAGE = resource.getpagesize()
 _ANY_CHILD = 0x4000_0000  # __WALL: also one that was made to send no signal at its end
 _IDS_A_SLOT = 16
-_EVERY_SIGNAL = tuple(_signal.valid_signals())
+_KEEPER_LOOKS = 20
 
 
 def serve(orders: int, shelf: int, settled: Settled, number: int, ids: int) -> NoReturn:
@@ -103,6 +113,9 @@ class _Run:
         self.anchor = self.guest = 0
         self.run = self.work = -1
         self.children: tuple[int, ...] = ()  # lists of them: our own, and the anchor's
+        self.keeper = b""  # as such a list has it
+        self.keeper_status = -1
+        self.keeper_rest: tuple[bytes, ...] | None = None
         self.ours: list[int] = []
         self.theirs: list[int] = []
         self.guests: list[int] = []
@@ -145,6 +158,8 @@ def _one_run(desk: _Desk, shape: dict[str, Any], settled: Settled) -> None:
     run = _Run()
     try:
         _start(run, desk, shape, settled)
+        if shape["keeper"]:
+            _find_keeper(run)
         _rehearse(run, shape["watch"])
         os.sched_setscheduler(0, os.SCHED_OTHER, desk.priority)  # its end is waited for
         _tell(desk.shelf, f"ready {shape['slot']}".encode(), run.theirs)
@@ -226,10 +241,10 @@ def _new_pipe(readers: list[int], writers: list[int]) -> tuple[int, int]:
 
 
 def _start_anchor(desk: _Desk) -> int:
-    before = _signal.pthread_sigmask(_signal.SIG_BLOCK, _EVERY_SIGNAL)
+    before = _signal.pthread_sigmask(_signal.SIG_BLOCK, EVERY_SIGNAL)
     _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)  # its dead are collected by the kernel
     try:
-        return syscalls.clone_waiting(desk.stack)
+        return syscalls.clone_waiting(desk.stack, _signal.SIGCHLD)
     finally:
         _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
         _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
@@ -246,6 +261,33 @@ def _tell(shelf: _socket.socket, words: bytes, fds: list[int] | None = None) -> 
     data = struct.pack(f"{len(fds)}i", *fds) if fds else b""
     passed = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, data)] if fds else []
     shelf.sendmsg([words[:4000]], passed)
+
+
+def _find_keeper(run: _Run) -> None:
+    """The guest's only child, and the kernel's word that it sleeps. The program is not there yet.
+
+    Without that word the run is ended like one that left somebody behind.
+    """
+    try:
+        (keeper,) = _children(run.guest, run.guest)
+        run.ours.append(os.open(f"/proc/{keeper}/status", os.O_RDONLY))
+    except FileNotFoundError:
+        return  # this kernel does not tell
+    run.keeper, run.keeper_status = b"%d " % keeper, run.ours[-1]
+    for _ in range(_KEEPER_LOOKS):
+        run.keeper_rest = asleep(run.keeper_status)
+        if run.keeper_rest is not None:
+            return
+        time.sleep(0.0001)
+
+
+def asleep(status: int) -> tuple[bytes, ...] | None:
+    """How often a sleeping process has been switched, of its own accord and not; None if it is
+    awake, stopped or dead."""
+    text = os.pread(status, 1 << 13, 0)
+    if fact(text, b"State")[:1] != b"S":
+        return None
+    return fact(text, b"voluntary_ctxt_switches"), fact(text, b"nonvoluntary_ctxt_switches")
 
 
 def _rehearse(run: _Run, watch: dict[str, Any] | None) -> None:
@@ -304,6 +346,8 @@ def _last_line(
 def _is_alone(run: _Run) -> bool:
     """Whether the kernel says that pid 1 of the run's namespace has no children, and we no other.
 
+    The keeper is none if it has slept ever since.
+
     With CLONE_PARENT a guest could make children of ours; seccomp refuses it, if it is on. The
     lists were opened beforehand, so they are of these very processes. Of an anchor that was killed
     the second is empty when it has waited for all the others; until we have, it is in the first.
@@ -312,6 +356,9 @@ def _is_alone(run: _Run) -> bool:
         return False
     try:
         ours, below = (os.pread(fd, 4096, 0) for fd in run.children)
+        if below and below == run.keeper:
+            rest = asleep(run.keeper_status)
+            below = b"" if rest is not None and rest == run.keeper_rest else below
     except OSError:  # no memory for the list, perhaps: end everybody, and wait
         return False
     return ours == b"%d " % run.anchor and not below

@@ -28,6 +28,7 @@ NUMBERS |= {
 }
 
 CLONE_VM = 0x0000_0100
+CLONE_FILES = 0x0000_0400
 CLONE_NEWNS = 0x0002_0000
 CLONE_NEWUTS = 0x0400_0000
 CLONE_NEWIPC = 0x0800_0000
@@ -103,15 +104,15 @@ class Stack:
         return (ctypes.addressof(self._memory) + self._SIZE) & ~0xFF
 
 
-def clone_waiting(stack: Stack) -> int:
+def clone_waiting(stack: Stack, flags: int) -> int:
     """A child that shares our memory and calls the C library's `pause`, for ever; its pid.
 
-    Block every signal first: it has our handlers, and they would run in our memory.
+    `flags` are what else it shares, and the signal of its end. Block every signal first: it has our
+    handlers, and they would run in our memory.
     """
     wait = ctypes.cast(_libc.pause, ctypes.c_void_p)
     top = ctypes.c_void_p(stack.top)
-    flags = ctypes.c_int(CLONE_VM | 17)  # SIGCHLD
-    return _check(_libc.clone(wait, top, flags, None), "clone")
+    return _check(_libc.clone(wait, top, ctypes.c_int(CLONE_VM | flags), None), "clone")
 
 
 def setns(fd: int, kind: int) -> None:
