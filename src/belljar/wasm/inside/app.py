@@ -95,8 +95,8 @@ class WitWorld:
 def _settle(directory: str) -> None:
     """What every program finds done: the rehearsal does it, or else the run."""
     os.chdir(directory)  # the host opens it, on another thread
-    # Of a fixed length, so that seeding takes equally many instructions every time.
-    random.seed(1 << 256 | int.from_bytes(os.urandom(32), "big"))
+    # Of a fixed length from the first byte on: leading zeros would take fewer instructions.
+    random.seed(int.from_bytes(b"\1" + os.urandom(32), "big"))
     _settled[:] = [directory]
 
 
