@@ -589,8 +589,16 @@ def test_javascript_is_held_by_the_same_limits(warm: Jar) -> None:
     assert len(flood.stdout) <= 8 << 10
     spent = javascript(warm, "while (true);", fuel=50_000_000)
     assert (spent.status, spent.usage.fuel) == (Status.FUEL_EXHAUSTED, 50_000_000)
-    used = {javascript(warm, "[3,1,2].sort()", fuel=10**9).usage.fuel for _ in range(3)}
+    code = "[3,1,2].sort(); Math.random(); Math.random()\n'same'"
+    used = {javascript(warm, code, fuel=10**9).usage.fuel for _ in range(100)}
     assert len(used) == 1
+
+
+@needs_javascript
+def test_random_numbers_of_javascript_are_spread_evenly(warm: Jar) -> None:
+    code = "const n = Array(10).fill(0); for (let i = 0; i < 1e4; i++) n[Math.random() * 10 | 0]++; n"
+    counts = javascript(warm, code).value
+    assert sum(counts) == 10000 and all(800 < count < 1200 for count in counts)
 
 
 @needs_javascript

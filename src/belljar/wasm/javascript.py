@@ -70,7 +70,9 @@ class Host:
         instance = self.instance
         which = instance.read(name & _ADDRESS, size & _ADDRESS)
         if which == b"random":
-            return _signed(instance.do("qjs_new_number", float(int.from_bytes(os.urandom(6)))))
+            # Always of the same size, so that taking its last 32 bits costs equal fuel.
+            bits = 1 << 48 | int.from_bytes(os.urandom(4))
+            return _signed(instance.do("qjs_new_number", float(bits)))
         first, second = struct.unpack("<II", instance.read(arguments & _ADDRESS, 8))
         value = int(instance.number(first))
         text = instance.do("qjs_get_string", second)

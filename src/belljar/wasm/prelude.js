@@ -74,17 +74,20 @@
   };
 
   // Math.random was seeded when the snapshot was made: seed one of our own in every run.
-  let state = null;
-  const MASK = (1n << 64n) - 1n;
+  // Marsaglia's xorshift128: shifts of small integers only, so that a number costs equal fuel
+  // whatever it is.
+  let seeded = false, x, y, z, w;
+  const next = () => {
+    const t = x ^ (x << 11);
+    x = y; y = z; z = w;
+    return (w = w ^ (w >>> 19) ^ t ^ (t >>> 8));
+  };
   Math.random = function random() {
-    if (state === null) {
-      const [a, b, c] = [0, 0, 0].map(() => BigInt(host.random()));
-      state = [(a << 16n | c & 0xffffn) | 1n, b << 16n | c >> 32n];
+    if (!seeded) {
+      seeded = true;
+      x = host.random() | 1; y = host.random() | 0; z = host.random() | 0; w = host.random() | 0;
     }
-    let [a, b] = state;
-    a ^= (a << 23n) & MASK; a ^= a >> 17n; a ^= b ^ (b >> 26n);
-    state = [b, a];
-    return Number(((a + b) & MASK) >> 11n) / 9007199254740992;
+    return (next() >>> 5) / 134217728 + (next() >>> 6) / 9007199254740992;
   };
 
   const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
