@@ -149,7 +149,7 @@ class Interpreter:
     """One `__main__` and the programs that run in it, one after another."""
 
     def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+        self.channel = channel
         self._ballast: bytes | None = None
         self._memory_frame = protocol.encode(protocol.ERROR, _OUT_OF_MEMORY)
         self._figures: list[object] = []
@@ -164,18 +164,18 @@ class Interpreter:
     def run(self, request: dict[str, Any]) -> Outcome:
         """Run `code` of a RUN request in `__main__`, and send what there is to say of it."""
         code, filename = request["code"], request.get("filename", "main.py")
-        self._displays, self._ballast = 0, bytes(_BALLAST)  # calloc: claimed, not touched
-        lines = _lines(code)
+        self._displays = 0
+        self.claim_ballast()
         try:
             self._prepare(code, filename, request)
         except BaseException as problem:
             self._ballast = None
-            return self._failed(problem, None, filename, lines)
+            return self._failed(problem, None, filename, code)
         try:
             body, last = compile_program(code, filename)
         except BaseException as problem:
             # Here MemoryError means a parser that overflowed its stack, not a limit.
-            return self._failed(problem, None, filename, lines, memory=False)
+            return self._failed(problem, None, filename, code, memory=False)
         try:
             value = _execute(body, last, self.module.__dict__)
         except SystemExit as problem:
@@ -183,16 +183,20 @@ class Interpreter:
             return Outcome(problem)
         except BaseException as problem:
             self._ballast = None  # before any call: a call may need memory of its own
-            return self._failed(problem, _of_program(problem), filename, lines)
+            return self._failed(problem, _of_program(problem), filename, code)
         self._succeeded(self.module.__dict__.get("result") if value is None else value)
         return Outcome(None)
+
+    def claim_ballast(self) -> None:
+        if self._ballast is None:
+            self._ballast = bytes(_BALLAST)  # calloc: claimed, not touched
 
     def display(self, *objects: object) -> None:
         """Show objects to whoever reads the result; a builtin of every program."""
         from . import displays
 
         for obj in objects:
-            if self._displays < displays.MAX_DISPLAYS and self._channel.usable:
+            if self._displays < displays.MAX_DISPLAYS and self.channel.usable:
                 self._send_display(obj, displays.bundle(obj))
 
     def _prepare(self, code: str, filename: str, request: dict[str, Any]) -> None:
@@ -209,7 +213,7 @@ class Interpreter:
         """Send the value and what it looks like, as far as it has a form that may cross."""
         try:
             _restore_recursion()
-            if self._channel.usable:
+            if self.channel.usable:
                 self._send_value(value)
                 self._send_figures()
         except BaseException:
@@ -223,7 +227,7 @@ class Interpreter:
             wire = values.encode(value, protocol.MAX_FRAME, protocol.MAX_NODES)
             payload = protocol.dumps(wire)
             protocol.check_shape(payload)
-            crossed = self._channel.send(protocol.VALUE, payload)
+            crossed = self.channel.send(protocol.VALUE, payload)
         except BaseException:
             crossed = False
         if crossed and type(value).__module__ == "builtins":
@@ -236,7 +240,7 @@ class Interpreter:
 
     def _send_figures(self) -> None:
         """What pyplot drew and the program neither showed nor closed."""
-        if "matplotlib.pyplot" in sys.modules and self._channel.usable:
+        if "matplotlib.pyplot" in sys.modules and self.channel.usable:
             from . import displays
 
             for shown in displays.figures(self._figures):
@@ -247,7 +251,7 @@ class Interpreter:
 
         if self._displays < displays.MAX_DISPLAYS:
             self._displays += 1
-            self._channel.send(protocol.DISPLAY, protocol.dumps(shown))
+            self.channel.send(protocol.DISPLAY, protocol.dumps(shown))
             if displays.is_figure(obj):
                 self._figures.append(obj)
 
@@ -256,7 +260,7 @@ class Interpreter:
         error: BaseException,
         trace: TracebackType | None,
         filename: str,
-        lines: list[str],
+        code: str,
         memory: bool = True,
     ) -> Outcome:
         """Send the error and print it, as well as the state of the interpreter allows."""
@@ -265,15 +269,15 @@ class Interpreter:
             if out_of_memory:
                 _forget_locals(trace)
             _restore_recursion()
-            wire = failures.describe(error, trace, filename, lines)
+            wire = failures.describe(error, trace, filename, _lines(code))
             if not memory:
                 wire.pop("memory", None)
-            sent = self._channel.send(protocol.ERROR, protocol.dumps(wire))
+            sent = self.channel.send(protocol.ERROR, protocol.dumps(wire))
             text = wire["traceback"]
         except BaseException:
             sent, text = False, ""
         if not sent and out_of_memory:
-            self._channel.send_encoded(self._memory_frame)
+            self.channel.send_encoded(self._memory_frame)
         try:
             if not out_of_memory:
                 self._send_figures()
@@ -380,17 +384,29 @@ def main(read_fd: int, write_fd: int | None = None, request: dict[str, Any] | No
 
     `request` is what the RUN frame would say, where it has come some other way.
     """
+    interpreter = ready(read_fd, write_fd)
+    if request is None:
+        request = _requested(interpreter.channel)
+    if request is not None:
+        serve(interpreter, request)
+
+
+def ready(read_fd: int, write_fd: int | None = None) -> Interpreter:
+    """All that can be done before there is a program."""
     channel = Channel(read_fd, read_fd if write_fd is None else write_fd)
-    if request is None:
-        request = _requested(channel)
-    if request is None:
-        return
     _hide_boot()
     _speak_utf8()
     sys.path.insert(0, "")
-    outcome = Interpreter(channel).run(request)
-    channel.send(protocol.END, b"%d" % outcome.code)
-    channel.close()
+    interpreter = Interpreter(channel)
+    interpreter.claim_ballast()
+    return interpreter
+
+
+def serve(interpreter: Interpreter, request: dict[str, Any]) -> None:
+    """Run the program, say how it ended, and end so."""
+    outcome = interpreter.run(request)
+    interpreter.channel.send(protocol.END, b"%d" % outcome.code)
+    interpreter.channel.close()
     outcome.leave()
 
 
@@ -405,5 +421,5 @@ def _requested(channel: Channel) -> dict[str, Any] | None:
 
 
 # These stay on the stack below the program, whose tracebacks must not show where we are installed.
-for _function in (main, Interpreter.run, _execute):
+for _function in (main, serve, Interpreter.run, _execute):
     _function.__code__ = _function.__code__.replace(co_filename=_ANONYMOUS)

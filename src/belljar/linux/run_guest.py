@@ -34,7 +34,7 @@ class Settled:
         self.last_capability = 0
         self.rulesets: dict[bool, int] = {}
         self.filters: dict[tuple[Any, ...], bytes] = {}
-        self.worker: Callable[..., None] | None = None
+        self.worker: Any = None  # the module `guest/worker.py`, where programs are Python's
         self.env: dict[str, str] | None = None
         self.reseed: Callable[[], None] | None = None
         self.rehearse: Callable[[], None] | None = None
@@ -67,6 +67,12 @@ def be_guest(
         if settled.rehearse is not None and shape["parked"]:
             _rehearse_start(settled)
             settled.rehearse()
+        interpreter = None
+        if settled.worker is not None:
+            interpreter = settled.worker.ready(FRAMES)
+            gc.enable()
+            if settled.reseed is not None:
+                settled.reseed()
         if shape["keeper"]:
             _leave_to_a_keeper(settled.stack)
         answer = _socket.socket(fileno=ready)
@@ -86,7 +92,7 @@ def be_guest(
         os._exit(120)
     if start["argv"]:
         execute(start)
-    _work(settled, start)
+    _work(settled, interpreter, start)
 
 
 def _enter(shape: dict[str, Any], settled: Settled) -> None:
@@ -310,16 +316,12 @@ def execute(start: dict[str, Any]) -> NoReturn:
     os._exit(127)
 
 
-def _work(settled: Settled, start: dict[str, Any]) -> NoReturn:
+def _work(settled: Settled, interpreter: Any, start: dict[str, Any]) -> NoReturn:
     """Run the worker in this very process."""
 
     def program() -> None:
         set_environment(settled, start["env"])
-        gc.enable()
-        if settled.reseed is not None:
-            settled.reseed()
-        assert settled.worker is not None
-        settled.worker(FRAMES, None, start["run"])
+        settled.worker.serve(interpreter, start["run"])
 
     assert settled.loaded is not None
     leave.run_and_leave(program, settled.loaded, more_are_open)

@@ -233,7 +233,7 @@ def _load_worker(settled: run_guest.Settled, directory: str) -> None:
         module = sys.modules[full] = _modules.module_from_spec(spec)
         setattr(package, name, module)
         exec(code, module.__dict__)
-    settled.worker = module.main
+    settled.worker = module
     _rehearse(settled)
 
 

@@ -71,11 +71,11 @@ class Interpreter(worker.Interpreter):
         error: BaseException,
         trace: TracebackType | None,
         filename: str,
-        lines: list[str],
+        code: str,
         memory: bool = True,
     ) -> worker.Outcome:
         _kept.clear()
-        return super()._failed(error, trace, filename, lines, memory)
+        return super()._failed(error, trace, filename, code, memory)
 
 
 class WitWorld:
