@@ -15,9 +15,9 @@ from .errors import RequestError
 from .events import Emit, Event, Output, RunFailed, RunFinished
 from .policy import Policy
 from .policy_fields import parse_mount
-from .records import plain
+from .records import plain, replace
 from .resolve import POLICY_KEYS
-from .types import Mount, Request, Result
+from .types import Mount, Request, Result, new_id
 
 OnText = Callable[[str], object]
 
@@ -113,6 +113,7 @@ class Runner:
         _check_keys(defaults)
         self._engine = engine if engine is not None else Engine(settings)
         self._defaults = {"level": level, "backend": backend, **defaults}
+        self._usual: _Usual | None = None
         self._closed = False
 
     @property
@@ -158,6 +159,19 @@ class Runner:
     ) -> Result:
         if self._closed:
             raise RequestError("runner", "is closed")
+        if not overrides and context is None:
+            usual = self._usual
+            if usual is None:
+                usual = self._usual = _Usual(self._defaults, self._engine.settings)
+            if usual.plain:
+                request = replace(usual.request, code=_checked_code(code), id=new_id())
+                return self._engine.run(
+                    request,
+                    level=usual.level,
+                    backend=usual.backend,
+                    wishes=usual.wishes,
+                    cancel=cancel,
+                )
         chosen = {
             key: value
             for key, value in overrides.items()
@@ -193,6 +207,20 @@ class Runner:
         self.close()
 
 
+class _Usual:
+    """What a call without options of its own comes to, for a runner whose own cannot change."""
+
+    def __init__(self, defaults: Mapping[str, Any], settings: Settings) -> None:
+        given = {key: value for key, value in defaults.items() if value is not None}
+        self.plain = all(type(value) in _PLAIN for value in given.values())
+        if self.plain:
+            options = {key: given[key] for key in REQUEST_KEYS if key in given}
+            self.request = build_request(code="", settings=settings, **options)
+            self.level, self.backend = given.get("level"), given.get("backend")
+            self.wishes = wishes_from(given)
+
+
+_PLAIN = frozenset({str, int, float, bool})
 _KNOWN = {
     *REQUEST_KEYS, *POLICY_KEYS, "policy", "level", "backend", "on_stdout", "on_stderr",
 }  # fmt: skip
@@ -252,10 +280,7 @@ def build_request(
     if (code is None) == (not command):
         raise RequestError("code", "give either code or a command")
     if code is not None:
-        if not isinstance(code, str):
-            raise RequestError("code", f"is text, not {type(code).__name__}")
-        if "\0" in code:
-            raise RequestError("code", "contains a NUL byte")
+        _checked_code(code)
     spoken = languages.find(language, settings)
     name = spoken.file if code is not None else None
     contents: dict[str, bytes] = {}
@@ -286,6 +311,14 @@ def build_request(
         retry=_flag("retry", retry),
         resolved=spoken if code is not None else None,
     )
+
+
+def _checked_code(code: object) -> str:
+    if not isinstance(code, str):
+        raise RequestError("code", f"is text, not {type(code).__name__}")
+    if "\0" in code:
+        raise RequestError("code", "contains a NUL byte")
+    return code
 
 
 def _settle(given: object) -> Literal["now", "later"]:
