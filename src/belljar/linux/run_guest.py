@@ -37,7 +37,8 @@ class Settled:
         self.worker: Any = None  # the module `guest/worker.py`, where programs are Python's
         self.env: dict[str, str] | None = None
         self.reseed: Callable[[], None] | None = None
-        self.rehearse: Callable[[], None] | None = None
+        self.rehearse: Callable[[int, dict[str, Any]], None] | None = None
+        self.rehearsal: dict[str, Any] = {}  # what it is called with
         self.loaded: leave.Loaded | None = None
         self.stack = syscalls.Stack()  # a keeper's
         self.layers: frozenset[str] = frozenset()
@@ -65,8 +66,7 @@ def be_guest(
         _lose_everything(shape, settled, ruleset)
         _check(settled)
         if settled.rehearse is not None and shape["parked"]:
-            _rehearse_start(settled)
-            settled.rehearse()
+            _rehearse(settled, settled.rehearse)
         interpreter = None
         if settled.worker is not None:
             interpreter = settled.worker.ready(FRAMES)
@@ -239,16 +239,34 @@ def _refused(attempt: Callable[[], None]) -> bool:
     return False
 
 
-def _rehearse_start(settled: Settled) -> None:
-    """What `receive_start` does, done to nothing that stays."""
-    start = marshal.loads(marshal.dumps({"files": [("x", 1, 0)], "env": settled.env}))
-    for name, _, mtime in start["files"]:
-        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        os.write(fd, b"x"[:1])
-        os.utime(fd, ns=(mtime, mtime))
-        os.close(fd)
-        os.unlink(name)
+def _start_message(run: dict[str, Any], env: dict[str, str]) -> bytes:
+    """What the host would send (`backends/start_message.py`)."""
+    program: bytes = run["code"].encode()
+    files = [(run["filename"], len(program), 0)]
+    start = {"argv": [], "run": run, "frames": True, "later": False, "env": env, "files": files}
+    head = marshal.dumps(start)
+    return len(head).to_bytes(4, "big") + head + program
+
+
+def _rehearse(settled: Settled, run: Callable[[int, dict[str, Any]], None]) -> None:
+    """Do what will be done for the program, on its way and with its descriptors, for another one.
+
+    Memory that a forked process touches first is copied then, page by page; now that time is
+    nobody's.
+    """
+    frames = high(FRAMES)
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    os.dup2(theirs.fileno(), FRAMES, inheritable=False)
+    theirs.close()
+    ours.sendall(_start_message(settled.rehearsal, settled.env or {}))
+    start = receive_start()
     set_environment(settled, start["env"])
+    run(FRAMES, start["run"])
+    for name, _, _ in start["files"]:
+        os.unlink(name)
+    os.dup2(frames, FRAMES, inheritable=False)
+    os.close(frames)
+    ours.close()
 
 
 def _leave_to_a_keeper(stack: syscalls.Stack) -> None:

@@ -254,7 +254,13 @@ def _preload(settled: run_guest.Settled, names: list[str]) -> None:
 def _rehearse(settled: run_guest.Settled) -> None:
     settled.loaded = leave.Loaded()
     settled.rehearse = _rehearsal(sys.modules["belljar_guest.worker"], settled)
-    settled.rehearse()
+    program = "import sys\nprint(end='')\n1"
+    if "pandas" in sys.modules:
+        program = _TABLE + program
+    settled.rehearsal = {"code": program, "args": [], "filename": "main.py", "context": {}}
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    settled.rehearse(theirs.detach(), settled.rehearsal)
+    ours.close()
 
 
 # What most programs do that import pandas: it builds much of itself on first use.
@@ -268,24 +274,13 @@ str(frame), frame.to_csv(None)
 
 
 def _rehearsal(worker: Any, settled: run_guest.Settled) -> Any:
-    """What a guest does while it waits: run an empty program through everything.
-
-    Memory that a forked process touches first is copied then, page by page; done here, that time is
-    nobody's.
-    """
+    """What a guest does while it waits: run a program that does nothing through everything."""
 
     kept: list[Any] = []
-    program = "import sys\nprint(end='')\n1"
-    if "pandas" in sys.modules:
-        program = _TABLE + program
-    fields = {"code": program, "args": [], "filename": "main.py", "context": {}}
-    request = marshal.dumps(fields)
 
-    def rehearse() -> None:
+    def rehearse(frames: int, run: dict[str, Any]) -> None:
         before, path, argv = sys.modules["__main__"], sys.path[:], sys.argv
-        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
-        worker.main(theirs.detach(), None, marshal.loads(request))
-        ours.close()
+        worker.main(frames, None, run)
         assert settled.loaded is not None
         leave.let_go_of_files(settled.loaded, run_guest.more_are_open)
         # Not to be freed: giving so large a block back would make malloc keep and clear the next.
