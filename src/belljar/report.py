@@ -209,10 +209,11 @@ def run_fields(request: Request, filename: str) -> dict[str, Any]:
                 f"variable {name!r} ({type(value).__name__}) cannot be sent: {problem}",
                 fix="send plain data, numbers, arrays or tables; write anything else to a file",
             ) from None
-    fields = {"code": request.code or "", "args": list(request.args)}
-    for field, content in fields.items():
+    code, args = request.code or "", list(request.args)
+    for field, texts in (("code", (code,)), ("args", args)):
         try:
-            protocol.dumps(content)
-        except ValueError:
+            for text in texts:
+                text.encode()
+        except UnicodeEncodeError:
             raise RequestError(field, "contains half of a surrogate pair") from None
-    return {**fields, "filename": filename, "context": context}
+    return {"code": code, "args": args, "filename": filename, "context": context}

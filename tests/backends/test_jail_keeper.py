@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -16,7 +13,7 @@ from belljar.api import Runner
 from belljar.backends.jail import JailBackend
 from belljar.config import Settings
 from belljar.engine import Engine
-from belljar.linux import probe, slot
+from belljar.linux import probe
 from belljar.testing.hostile.snapshot import descendants
 
 pytestmark = [
@@ -46,6 +43,33 @@ def ran():
 until = time.monotonic() + 20
 while ran() < 3 and time.monotonic() < until: time.sleep(0.01)
 print("it runs" if ran() >= 3 else "it sleeps")
+"""
+
+# A signal for the keeper whenever somebody reads in the work directory, as the host does; and what
+# it would do, if it ran, is to count in an output file.
+TRAP = """
+import ctypes, fcntl, mmap, os
+libc = ctypes.CDLL(None, use_errno=True)
+with open("canary", "wb") as file: file.write(bytes(8))
+place = mmap.mmap(os.open("canary", os.O_RDWR), 8)
+at = ctypes.addressof(ctypes.c_char.from_buffer(place)).to_bytes(8, "little")
+count = b"\\x90" * 96 + b"\\x49\\xbc" + at + b"\\x49\\xff\\x04\\x24\\xeb\\xfa"
+wait = ctypes.cast(libc.pause, ctypes.c_void_p).value
+page = wait & ~(mmap.PAGESIZE - 1)
+if libc.mprotect(ctypes.c_void_p(page), ctypes.c_size_t(2 * mmap.PAGESIZE), 7):
+    raise OSError(ctypes.get_errno(), "mprotect")
+ctypes.memmove(wait, count, len(count))
+for number in SIGNALS:
+    here = os.open(".", os.O_RDONLY)
+    fcntl.fcntl(here, fcntl.F_SETOWN, 3)
+    fcntl.fcntl(here, fcntl.F_SETSIG, number)
+    fcntl.fcntl(here, fcntl.F_NOTIFY, fcntl.DN_ACCESS | fcntl.DN_MULTISHOT)
+"""
+SPRING = """
+import os, time
+os.pread(os.open("canary", os.O_RDONLY), 8, 0)
+until = time.monotonic() + 20
+while place[:] == bytes(8) and time.monotonic() < until: time.sleep(0.01)
 """
 
 
@@ -85,42 +109,57 @@ def test_a_program_may_do_to_it_what_it_likes(runner: Runner, number: str) -> No
     assert runner.execute("1").value == 1
 
 
-def test_one_that_was_made_to_run_is_gone_before_the_result() -> None:
+def test_one_that_was_made_to_run_cannot_run_when_there_is_a_result() -> None:
     with _runner(parked=0) as runner:
-        assert runner.execute("import ctypes, mmap, os, signal, time").success
-        time.sleep(1)  # what is left then is kept for the next
-        idle = set(descendants())
-        for _ in range(5):
+        for _ in range(8):
             result = runner.execute(TAKE_OVER)
-            left = set(descendants()) - idle
+            running = [pid for pid in descendants() if _is_keeper(pid) and not _is_exiting(pid)]
             assert (result.stdout, result.stderr) == ("it runs\n", "")
-            assert left == set()
+            assert running == []
 
 
-def test_sleep_without_a_break_is_told_from_sleep() -> None:
-    """What decides whether the keeper may be there at the end."""
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as sleeper:
-        status = os.open(f"/proc/{sleeper.pid}/status", os.O_RDONLY)
-        try:
-            deadline = time.monotonic() + 20
-            while (before := slot.asleep(status)) is None or before != _a_moment_later(status):
-                assert time.monotonic() < deadline
-            assert slot.asleep(status) == before
-            sleeper.send_signal(signal.SIGSTOP)
-            while slot.asleep(status) is not None:
-                assert time.monotonic() < deadline
-            sleeper.send_signal(signal.SIGCONT)
-            while (after := slot.asleep(status)) is None:
-                assert time.monotonic() < deadline
-            assert after != before
-        finally:
-            os.close(status)
-            sleeper.kill()
+def _is_keeper(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            return next(line for line in file if line.startswith("NSpid:")).split()[3:] == ["3"]
+    except (OSError, StopIteration):
+        return False
 
 
-def _a_moment_later(status: int) -> tuple[bytes, ...] | None:
-    time.sleep(0.2)
-    return slot.asleep(status)
+def _is_exiting(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return bool(int(file.read().rsplit(")", 1)[1].split()[6]) & 0x4)
+    except OSError:
+        return True
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the trap is machine code")
+def test_one_that_our_own_reading_would_wake_does_not_wake() -> None:
+    trap = f"SIGNALS = {int(signal.SIGCONT)}, {int(signal.SIGSTOP)}\n{TRAP}"
+    with _runner(parked=0) as runner:
+        sprung = runner.execute(trap + SPRING, outputs=["canary"])  # the control arm
+        assert sprung.stderr == "" and sprung.files["canary"].data != bytes(8)
+        for _ in range(8):
+            result = runner.execute(trap, outputs=["canary"])
+            assert result.stderr == "" and result.files["canary"].data == bytes(8)
+
+
+def test_a_program_that_becomes_another_leaves_nothing_with_it(runner: Runner) -> None:
+    """Neither the end of a pipe that somebody waits for, nor memory that counts."""
+    code = """
+import os, sys
+reader, writer = os.pipe()
+if os.fork() == 0:
+    os.close(writer)
+    os._exit(len(os.read(reader, 1)))
+taken = bytearray(b"x") * (150 << 20)
+after = "import os; x = bytearray(b'x') * (150 << 20); print(os.wait()[1], flush=True); os._exit(1)"
+os.execv(sys.executable, [sys.executable, "-c", after])
+"""
+    result = runner.execute(code, memory="256M", timeout=60)
+    assert (result.status, result.stdout, result.exit_code) == ("error", "0\n", 1)
+    assert runner.execute("import os; os.execve in os.supports_fd").value is True
 
 
 def test_the_next_run_is_not_charged_with_what_the_last_one_had(runner: Runner) -> None:

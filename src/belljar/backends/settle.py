@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _LOOK_MILLISECONDS = 2
 _CLOSE_SECONDS = 30.0
+_EMPTY_SECONDS = 10.0  # to take apart the memory of a run that is over
 
 
 class _Open:
@@ -32,6 +33,10 @@ class _Open:
         self, watch: JailWatch, cleanup: contextlib.ExitStack, jail: Jail, parked: int
     ) -> None:
         self.watch, self._cleanup, self._jail, self._parked = watch, cleanup, jail, parked
+
+    @property
+    def wakes(self) -> int:
+        return self.watch.control
 
     def is_over(self) -> bool:
         try:
@@ -53,12 +58,19 @@ class _Open:
 
 
 class _Over:
-    """A run that is gone, and whose place is to be given back."""
+    """A run that is gone, and whose place is to be given back when its memory is, too."""
 
     def __init__(self, cleanup: contextlib.ExitStack, jail: Jail, parked: int) -> None:
         self._cleanup, self._jail, self._parked = cleanup, jail, parked
+        self._deadline = time.monotonic() + _EMPTY_SECONDS
+
+    @property
+    def wakes(self) -> int:
+        return self._jail.pidfd
 
     def is_over(self) -> bool:
+        if not self._jail.is_empty(0) and time.monotonic() < self._deadline:
+            return False
         try:
             with self._cleanup:
                 self._jail.replenish(self._parked)
@@ -67,6 +79,9 @@ class _Over:
 
             logging.getLogger("belljar").error("after a run: %s", error)
         return True
+
+    def kill(self) -> None:
+        self._deadline = 0.0
 
 
 class Settler:
@@ -92,6 +107,7 @@ class Settler:
         """Run `cleanup` of a run that is gone, and have the next jail made."""
         run = _Over(cleanup, jail, parked)
         if not self._took(run):
+            run.kill()
             run.is_over()
 
     def _took(self, run: _Open | _Over) -> bool:
@@ -120,7 +136,7 @@ class Settler:
                 thread.join(_CLOSE_SECONDS)
 
     def _work(self) -> None:
-        pending: list[_Open] = []
+        pending: list[_Open | _Over] = []
         closing = False
         while pending or not closing:
             # With nothing to look at there is nothing to do but wait for more.
@@ -133,10 +149,8 @@ class Settler:
                 block = False
                 if arrived is None:
                     closing = True
-                elif isinstance(arrived, _Open):
+                elif not isinstance(arrived, _Over) or not arrived.is_over():
                     pending.append(arrived)
-                else:
-                    arrived.is_over()
             if closing:
                 for each in pending:
                     each.kill()
@@ -144,6 +158,6 @@ class Settler:
                 continue
             looking = select.poll()
             for each in pending:
-                looking.register(each.watch.control, select.POLLIN)
+                looking.register(each.wakes, select.POLLIN)
             looking.poll(_LOOK_MILLISECONDS)
             pending = [each for each in pending if not each.is_over()]

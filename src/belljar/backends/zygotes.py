@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..linux.probe import HostFacts
 
 _START_SECONDS = 60.0
-_END_SECONDS = 10.0  # to take apart the memory of a run that is over
+_END_SECONDS = 2.0  # to take apart the memory of a run that is over
 _SHELVES_A_ZYGOTE = 4
 _STREAM = socket.AF_UNIX, socket.SOCK_STREAM, 0
 _PARKED_LEAST = 2
@@ -71,11 +71,11 @@ class Jail:
         with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
-    def _is_empty(self) -> bool:
+    def is_empty(self, seconds: float) -> bool:
         """Wait for the anchor's end, the last of all: what is counted then is not this run's."""
         poll = select.poll()
         poll.register(self.pidfd, select.POLLIN)
-        return bool(poll.poll(_END_SECONDS * 1000))
+        return bool(poll.poll(seconds * 1000))
 
     def drop(self) -> None:
         """Close everything, unused; its taker gives it back."""
@@ -91,7 +91,7 @@ class Jail:
         """
         if not self.over:
             self.kill()
-        empty = self.over and self._is_empty()
+        empty = self.over and self.is_empty(_END_SECONDS)
         for fd in self._open:
             os.close(fd)
         self._open.clear()

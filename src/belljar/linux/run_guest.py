@@ -187,21 +187,21 @@ def _check(settled: Settled) -> None:
     os.close(fd)
     on = settled.layers
     wrong = []
-    if os.getpid() != 2 or fact(status, b"NSpid").split()[-1] != b"2":
+    if os.getpid() != 2 or _fact(status, b"NSpid").split()[-1] != b"2":
         wrong.append("pid namespace")
     if "namespaces" in on and (os.getuid(), os.getgid(), os.geteuid()) != (GUEST_ID,) * 3:
         wrong.append("user namespace")
-    if fact(status, b"NoNewPrivs") != b"1":
+    if _fact(status, b"NoNewPrivs") != b"1":
         wrong.append("no_new_privs")
     sets = (b"CapInh", b"CapPrm", b"CapEff", b"CapBnd", b"CapAmb")
     if "namespaces" not in on:
         # The bounding set can be emptied only in a user namespace of one's own.
         sets = (b"CapInh", b"CapPrm", b"CapEff", b"CapPrm", b"CapAmb")
-    if "capabilities" in on and any(int(fact(status, name), 16) for name in sets):
+    if "capabilities" in on and any(int(_fact(status, name), 16) for name in sets):
         wrong.append("capabilities")
     if "seccomp" in on:
         # How many there are is told since Linux 5.9.
-        if fact(status, b"Seccomp") != b"2" or int(fact(status, b"Seccomp_filters", b"2")) < 2:
+        if _fact(status, b"Seccomp") != b"2" or int(_fact(status, b"Seccomp_filters", b"2")) < 2:
             wrong.append("seccomp")
         elif not _refused(lambda: syscalls.unshare(syscalls.CLONE_NEWUSER)):
             wrong.append("seccomp rules")
@@ -215,7 +215,7 @@ def _check(settled: Settled) -> None:
         raise OSError(0, f"these protections are not on: {', '.join(wrong)}")
 
 
-def fact(status: bytes, name: bytes, default: bytes | None = None) -> bytes:
+def _fact(status: bytes, name: bytes, default: bytes | None = None) -> bytes:
     """What a line of /proc/self/status says."""
     line = b"\n%s:\t" % name
     start = status.find(line)
@@ -273,13 +273,35 @@ def _leave_to_a_keeper(stack: syscalls.Stack) -> None:
     """Have a child that shares our memory and descriptors, to take them apart when we are gone.
 
     It is as confined as we are, and the program may do to it what it likes: `slot.py` has more. It
-    ends without a signal: so a program that waits for all of its children is not told of it.
+    ends without a signal: so a program that waits for all of its children is not told of it. When
+    it becomes another program it needs no keeper, who would keep the old one's memory and pipes.
     """
     before = _signal.pthread_sigmask(_signal.SIG_BLOCK, EVERY_SIGNAL)
     try:
-        syscalls.clone_waiting(stack, syscalls.CLONE_FILES)
+        keeper = syscalls.clone_waiting(stack, syscalls.CLONE_FILES)
     finally:
         _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
+    for name in ("execv", "execve"):
+        setattr(os, name, _without_keeper(keeper, getattr(os, name)))
+    os.supports_fd.add(os.execve)
+
+
+def _without_keeper(keeper: int, become: Any) -> Any:
+    kill = os.kill  # the program may replace it
+
+    def end_keeper() -> None:
+        try:
+            kill(keeper, _signal.SIGKILL)
+        except ProcessLookupError:
+            return  # the program has
+
+    def replacement(*args: Any, **more: Any) -> Any:
+        end_keeper()
+        return become(*args, **more)
+
+    replacement.__name__ = replacement.__qualname__ = become.__name__
+    replacement.__doc__ = become.__doc__
+    return replacement
 
 
 def receive_start() -> dict[str, Any]:

@@ -21,16 +21,17 @@ copy hundreds of pages. It never runs a line of Python.
 
 Why a keeper: the kernel announces a process's end when it has taken its memory apart, which for an
 interpreter takes longer than many a program. With the keeper as another owner of that memory, the
-guest's end is announced at once, and the taking apart is done when the host has its answer. The
-keeper is a process of the guest's, and confined like it; a program can find it, and with some
-effort make it run. So it does not count as nobody. Before the program came, the kernel said that
-the keeper slept, with all signals blocked, and how often it had been switched; if it says the same
-when the guest is gone and there is nobody else, it has not run in between and nobody can wake it.
-Then it is killed, and does not run again. If the kernel says anything else, see below.
+guest's end is announced at once, and the taking apart goes on while the host gets its answer. The
+keeper is a process of the guest's, and confined like it; a program can make it run, fork, exec and
+more. When the guest has ended we kill it: from then on it makes no children, and it does not come
+back from the kernel to a program. That it is there, or on its way, the kernel says: either the
+keeper had no processor since before the program came, when it slept; or it is exiting (PF_EXITING),
+with no other threads. Then its children are looked at, and the anchor's. The rest is the kernel's
+business, and we wait for that before the next run.
 
 Who kills whom: the host kills the anchor by its pidfd, and with it the kernel kills everybody in
 its namespace. When the guest has ended by itself, the slot asks the kernel whether the anchor has
-children: every orphan of the namespace becomes its child, so with none, or with a sleeping keeper,
+children: every orphan of the namespace becomes its child, so with none, or with an ending keeper,
 nobody is left. If it has others, the anchor is killed and waited for, which the kernel lets end
 only after all the others. Then the slot writes one line with the wait status and what was used up.
 If the slot dies, which takes an administrator or the kernel, the host finds the run socket closed,
@@ -51,7 +52,7 @@ import time
 
 from . import seccomp_jail, syscalls
 from .root import FIRST_UID
-from .run_guest import EVERY_SIGNAL, Settled, be_guest, fact
+from .run_guest import EVERY_SIGNAL, Settled, be_guest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ MESSAGE = 1 << 18
 _PAGE = resource.getpagesize()
 _ANY_CHILD = 0x4000_0000  # __WALL: also one that was made to send no signal at its end
 _IDS_A_SLOT = 16
-_KEEPER_LOOKS = 20
+_PF_EXITING = 0x4
+_KEEPER_LOOKS = 50
 
 
 def serve(orders: int, shelf: int, settled: Settled, number: int, ids: int) -> NoReturn:
@@ -114,8 +116,8 @@ class _Run:
         self.run = self.work = -1
         self.children: tuple[int, ...] = ()  # lists of them: our own, and the anchor's
         self.keeper = b""  # as such a list has it
-        self.keeper_status = -1
-        self.keeper_rest: tuple[bytes, ...] | None = None
+        self.keeper_fds: tuple[int, ...] = ()  # itself, its state, children and processor times
+        self.keeper_times = b""
         self.ours: list[int] = []
         self.theirs: list[int] = []
         self.guests: list[int] = []
@@ -158,9 +160,7 @@ def _one_run(desk: _Desk, shape: dict[str, Any], settled: Settled) -> None:
     run = _Run()
     try:
         _start(run, desk, shape, settled)
-        if shape["keeper"]:
-            _find_keeper(run)
-        _rehearse(run, shape["watch"])
+        _rehearse(run, shape)
         os.sched_setscheduler(0, os.SCHED_OTHER, desk.priority)  # its end is waited for
         _tell(desk.shelf, f"ready {shape['slot']}".encode(), run.theirs)
     except BaseException as error:  # noqa: BLE001 - the host must hear of it, whatever it is
@@ -264,33 +264,46 @@ def _tell(shelf: _socket.socket, words: bytes, fds: list[int] | None = None) -> 
 
 
 def _find_keeper(run: _Run) -> None:
-    """The guest's only child, and the kernel's word that it sleeps. The program is not there yet.
-
-    Without that word the run is ended like one that left somebody behind.
-    """
-    try:
-        (keeper,) = _children(run.guest, run.guest)
-        run.ours.append(os.open(f"/proc/{keeper}/status", os.O_RDONLY))
-    except FileNotFoundError:
-        return  # this kernel does not tell
-    run.keeper, run.keeper_status = b"%d " % keeper, run.ours[-1]
+    """The guest's only child; the program is not there yet, and soon it sleeps."""
+    (keeper,) = _children(run.guest, run.guest)
+    run.ours.append(os.pidfd_open(keeper))
+    for name in ("stat", f"task/{keeper}/children", "schedstat"):
+        run.ours.append(os.open(f"/proc/{keeper}/{name}", os.O_RDONLY))
+    run.keeper, run.keeper_fds = b"%d " % keeper, tuple(run.ours[-4:])
+    _, stat, _, times = run.keeper_fds
     for _ in range(_KEEPER_LOOKS):
-        run.keeper_rest = asleep(run.keeper_status)
-        if run.keeper_rest is not None:
+        if _fields(stat)[0] == b"S":
+            run.keeper_times = os.pread(times, 100, 0)
             return
         time.sleep(0.0001)
 
 
-def asleep(status: int) -> tuple[bytes, ...] | None:
-    """How often a sleeping process has been switched, of its own accord and not; None if it is
-    awake, stopped or dead."""
-    text = os.pread(status, 1 << 13, 0)
-    if fact(text, b"State")[:1] != b"S":
-        return None
-    return fact(text, b"voluntary_ctxt_switches"), fact(text, b"nonvoluntary_ctxt_switches")
+def _fields(stat: int) -> list[bytes]:
+    """What /proc/PID/stat says after the name, which is the process's own."""
+    text = os.pread(stat, 1024, 0)
+    return text[text.rindex(b")") + 2 :].split()
 
 
-def _rehearse(run: _Run, watch: dict[str, Any] | None) -> None:
+def _keeper_is_ended(run: _Run, looks: int) -> bool:
+    """Kill it. Whether the kernel says that it does not run again, and leaves nobody behind."""
+    process, stat, children, times = run.keeper_fds
+    try:
+        if looks:  # it is not a rehearsal
+            _signal.pidfd_send_signal(process, _signal.SIGKILL)
+        while os.pread(times, 100, 0) != run.keeper_times:
+            fields = _fields(stat)
+            if int(fields[6]) & _PF_EXITING and fields[17] == b"1":  # its flags and threads
+                break
+            looks -= 1
+            if looks < 0:
+                return False
+            os.sched_yield()
+        return not os.pread(children, 4096, 0)
+    except ProcessLookupError:
+        return True  # not even that is left of it: its children are the anchor's
+
+
+def _rehearse(run: _Run, shape: dict[str, Any]) -> None:
     """Touch what `_watch` will touch, while nobody waits: the fork left every page to be copied."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     _last_line(0, usage.ru_utime + usage.ru_stime, 0, time.monotonic(), 0.0, "")
@@ -299,11 +312,14 @@ def _rehearse(run: _Run, watch: dict[str, Any] | None) -> None:
         for process in (me, run.anchor):
             run.ours.append(os.open(f"/proc/{process}/task/{process}/children", os.O_RDONLY))
         run.children = tuple(run.ours[-2:])
+        if shape["keeper"]:
+            _find_keeper(run)
     except FileNotFoundError:
         pass  # this kernel does not tell: everybody is ended and waited for
-    _is_alone(run)
-    if watch:
-        _over(run, watch, 0)
+    _is_alone(run, looks=0)
+    os.wait4(run.guest, os.WNOHANG)
+    if shape["watch"]:
+        _over(run, shape["watch"], 0)
 
 
 def _watch(run: _Run, watch: dict[str, Any] | None) -> None:
@@ -343,10 +359,10 @@ def _last_line(
     ).encode()
 
 
-def _is_alone(run: _Run) -> bool:
+def _is_alone(run: _Run, looks: int = _KEEPER_LOOKS) -> bool:
     """Whether the kernel says that pid 1 of the run's namespace has no children, and we no other.
 
-    The keeper is none if it has slept ever since.
+    The keeper is none when it has been ended, which is done here.
 
     With CLONE_PARENT a guest could make children of ours; seccomp refuses it, if it is on. The
     lists were opened beforehand, so they are of these very processes. Of an anchor that was killed
@@ -355,13 +371,13 @@ def _is_alone(run: _Run) -> bool:
     if not run.children:
         return False
     try:
+        # First the keeper's: a child that loses it on the way is then among the anchor's.
+        if run.keeper_fds and not _keeper_is_ended(run, looks):
+            return False
         ours, below = (os.pread(fd, 4096, 0) for fd in run.children)
-        if below and below == run.keeper:
-            rest = asleep(run.keeper_status)
-            below = b"" if rest is not None and rest == run.keeper_rest else below
     except OSError:  # no memory for the list, perhaps: end everybody, and wait
         return False
-    return ours == b"%d " % run.anchor and not below
+    return ours == b"%d " % run.anchor and below in (b"", run.keeper)
 
 
 def _children(process: int, thread: int) -> list[int]:
