@@ -155,15 +155,16 @@ def test_a_callback_that_raises_ends_the_run(runner: Runner) -> None:
     assert runner.execute("1").value == 1
 
 
-def test_an_interrupt_ends_the_run(runner: Runner) -> None:
-    runner.execute("import time")  # the zygote that serves it is there
-    before = set(descendants())
-    timer = threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        runner.execute("import time\ntime.sleep(600)", timeout=300)
-    timer.join()
-    _until(lambda: not set(descendants()) - before)
+def test_an_interrupt_ends_the_run() -> None:
+    with _runner(parked=0) as runner:
+        runner.execute("import time")  # the zygote that serves it is there
+        before = set(descendants())
+        timer = threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            runner.execute("import time\ntime.sleep(600)", timeout=300)
+        timer.join()
+        _until(lambda: not set(descendants()) - before)
 
 
 @pytest.mark.parametrize("settle", ["now", "later"])
