@@ -117,7 +117,7 @@ class _Run:
         self.children: tuple[int, ...] = ()  # lists of them: our own, and the anchor's
         self.keeper = b""  # as such a list has it
         self.keeper_fds: tuple[int, ...] = ()  # itself, its state, children and processor times
-        self.keeper_times = b""
+        self.keeper_times: bytes | None = None
         self.ours: list[int] = []
         self.theirs: list[int] = []
         self.guests: list[int] = []
@@ -273,7 +273,9 @@ def _find_keeper(run: _Run) -> None:
     _, stat, _, times = run.keeper_fds
     for _ in range(_KEEPER_LOOKS):
         if _fields(stat)[0] == b"S":
-            run.keeper_times = os.pread(times, 100, 0)
+            told = os.pread(times, 100, 0)
+            # A kernel that does not count says that all are zero.
+            run.keeper_times = None if told.startswith(b"0 ") else told
             return
         time.sleep(0.0001)
 
