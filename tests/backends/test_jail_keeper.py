@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +16,7 @@ from belljar.api import Runner
 from belljar.backends.jail import JailBackend
 from belljar.config import Settings
 from belljar.engine import Engine
-from belljar.linux import probe
+from belljar.linux import probe, slot
 from belljar.testing.hostile.snapshot import descendants
 
 pytestmark = [
@@ -160,6 +163,38 @@ os.execv(sys.executable, [sys.executable, "-c", after])
     result = runner.execute(code, memory="256M", timeout=60)
     assert (result.status, result.stdout, result.exit_code) == ("error", "0\n", 1)
     assert runner.execute("import os; os.execve in os.supports_fd").value is True
+
+
+def test_a_process_that_has_the_keeper_s_old_number_is_not_taken_for_it(tmp_path: Path) -> None:
+    """The slot's question, with lists of our own: the anchor is 1, its only child the keeper."""
+    for name, text in (("ours", b"1 "), ("below", b"")):
+        (tmp_path / name).write_bytes(text)
+    alone = {}
+    for ended in (False, True):
+        with subprocess.Popen(["sleep", "60"]) as keeper, ExitStack() as opened:
+            run = slot._Run()
+            run.anchor, run.guest = 1, os.getpid()
+            run.keeper = b"%d " % keeper.pid
+            run.keeper_fds = (
+                os.pidfd_open(keeper.pid),
+                *(
+                    os.open(f"/proc/{keeper.pid}/{name}", os.O_RDONLY)
+                    for name in ("stat", f"task/{keeper.pid}/children", "schedstat")
+                ),
+            )
+            run.children = tuple(
+                os.open(tmp_path / name, os.O_RDONLY) for name in ("ours", "below")
+            )
+            for fd in (*run.keeper_fds, *run.children):
+                opened.callback(os.close, fd)
+            if ended:
+                keeper.kill()
+                keeper.wait()
+            (tmp_path / "below").write_bytes(run.keeper)
+            alone[ended] = slot._is_alone(run, looks=10**6)
+            (tmp_path / "below").write_bytes(b"")
+            assert slot._is_alone(run)
+    assert alone == {False: True, True: False}
 
 
 def test_the_next_run_is_not_charged_with_what_the_last_one_had(runner: Runner) -> None:

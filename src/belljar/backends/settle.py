@@ -73,6 +73,7 @@ class _Over:
             return False
         try:
             with self._cleanup:
+                self._jail.patience = 0.0  # it has been waited for
                 self._jail.replenish(self._parked)
         except Exception as error:  # noqa: BLE001 - the result is with the caller
             import logging

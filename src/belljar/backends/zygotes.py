@@ -49,6 +49,7 @@ class Jail:
         self._shelf, self._slot = shelf, slot
         self._open = {self.work, self.pidfd}
         self.over = False  # set when the kernel's word has come that nobody is left
+        self.patience = _END_SECONDS  # until its memory is given back, too
 
     def replenish(self, most: int) -> None:
         """Have the next ones made, so that at most `most` are parked."""
@@ -91,7 +92,7 @@ class Jail:
         """
         if not self.over:
             self.kill()
-        empty = self.over and self.is_empty(_END_SECONDS)
+        empty = self.over and self.is_empty(self.patience)
         for fd in self._open:
             os.close(fd)
         self._open.clear()
@@ -258,6 +259,8 @@ class Zygote:
         word, number, *why = words.decode("utf-8", "replace").split(" ", 2) if words else ("", "0")
         slot = shelf.slots.get(int(number))
         if slot is None:
+            for fd in fds:
+                os.close(fd)
             raise ZygoteDied("the jail's zygote died", retryable=True)
         if word != "ready":
             with self._lock:

@@ -274,8 +274,8 @@ def _find_keeper(run: _Run) -> None:
     for _ in range(_KEEPER_LOOKS):
         if _fields(stat)[0] == b"S":
             told = os.pread(times, 100, 0)
-            # A kernel that does not count says that all are zero.
-            run.keeper_times = None if told.startswith(b"0 ") else told
+            # It has run once, to where it sleeps: a kernel that does not count says never.
+            run.keeper_times = None if told.endswith(b" 0\n") else told
             return
         time.sleep(0.0001)
 
@@ -377,9 +377,13 @@ def _is_alone(run: _Run, looks: int = _KEEPER_LOOKS) -> bool:
         if run.keeper_fds and not _keeper_is_ended(run, looks):
             return False
         ours, below = (os.pread(fd, 4096, 0) for fd in run.children)
-    except OSError:  # no memory for the list, perhaps: end everybody, and wait
+        if below and below == run.keeper:
+            # Still its own number, or its place in the list would be another's.
+            os.pread(run.keeper_fds[1], 1024, 0)
+            below = b""
+    except OSError:  # it is not; or no memory for the list: end everybody, and wait
         return False
-    return ours == b"%d " % run.anchor and below in (b"", run.keeper)
+    return ours == b"%d " % run.anchor and not below
 
 
 def _children(process: int, thread: int) -> list[int]:
