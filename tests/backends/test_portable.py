@@ -98,6 +98,7 @@ if os.fork() == 0:
 os.close(writer)
 os.read(reader, 1)
 print("daemon is up", flush=True)
+time.sleep(1)  # for whoever wants to look
 """
 KEEPS, CHANGES = "os.environ", "{}"
 
