@@ -319,7 +319,8 @@ def _rehearse(run: _Run, shape: dict[str, Any]) -> None:
     except FileNotFoundError:
         pass  # this kernel does not tell: everybody is ended and waited for
     _is_alone(run, looks=0)
-    os.wait4(run.guest, os.WNOHANG)
+    if os.wait4(run.guest, os.WNOHANG)[0]:
+        raise OSError(0, "the guest died in its set-up")
     if shape["watch"]:
         _over(run, shape["watch"], 0)
 
