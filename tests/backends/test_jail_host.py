@@ -176,3 +176,37 @@ def test_odd_hosts(program: str, said: str) -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
     )
     assert (done.stdout.strip(), done.returncode) == (said, 0), done.stderr
+
+
+def test_a_fork_of_the_host_does_not_hold_the_next_jail_s_streams() -> None:
+    """Its input would not end before the fork does."""
+    backend = JailBackend()
+    code = "import sys\nsys.stdin.read()"
+    with _runner(backend) as runner:
+
+        def is_at_hand() -> bool:
+            assert runner.execute(code).value == ""
+            time.sleep(0.02)  # it is fetched after the result, if it is there by then
+            fleet = backend._fleet
+            shelves = [
+                shelf
+                for zygote in (fleet._zygotes.values() if fleet is not None else ())
+                for shelf in zygote._shelves.values()
+            ]
+            return any(shelf.at_hand is not None for shelf in shelves)
+
+        assert _soon(is_at_hand)
+        assert _soon(lambda: _busy(backend) == 0)
+        stay, go = os.pipe()
+        fork = os.fork()
+        if fork == 0:
+            os.close(go)
+            os.read(stay, 1)
+            os._exit(0)
+        try:
+            os.close(stay)
+            result = runner.execute(code, timeout=10)
+        finally:
+            os.close(go)
+            os.waitpid(fork, 0)
+        assert (result.status, result.value) == ("success", "")

@@ -1,4 +1,4 @@
-"""The jail's filters, run call by call through an interpreter of the kernel's little machine."""
+"""The filters of the jail and of `landlock`, run call by call through an interpreter of BPF."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from belljar.linux import seccomp_jail, syscall_table
+from belljar.linux import seccomp_jail, seccomp_landlock, syscall_table
 
 MACHINES = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
 ALLOW, KILL, ERRNO = 0x7FFF_0000, 0x8000_0000, 0x0005_0000
@@ -117,6 +117,40 @@ def test_terminal_injection_is_refused(machine: str) -> None:
     for command in (0x5412, 0x541C):
         assert decide(program, machine, ioctl, 0, command) == ERRNO | errno.EPERM
     assert decide(program, machine, ioctl, 0, 0x5401) == ALLOW
+
+
+def deltas(machine: str) -> dict[str, bytes]:
+    """The laxest filter of a guest of each backend."""
+    return {
+        "jail": seccomp_jail.delta((1, 2), memfd=True, affinity=True, machine=machine),
+        "landlock": seccomp_landlock.delta(
+            (2,), children=True, counted=True, affinity=True, truncate=True, machine=machine
+        ),
+    }
+
+
+def test_no_connection_can_be_made_to_linger(machine: str) -> None:
+    """Its last owner waits when closing it, and that can be made the host."""
+    setsockopt = syscall_table.numbers(machine)["setsockopt"]
+    for name, program in deltas(machine).items():
+        for level in (0, 1, 6, 41, 255):  # IP, sockets, TCP, IPv6, raw
+            for option in range(128):  # 13 of TCP is its congestion control
+                expected = ERRNO | errno.EPERM if (level, option) == (1, 13) else ALLOW
+                assert decide(program, machine, setsockopt, 3, level, option) == expected, name
+        # The kernel looks at the lower halves only.
+        high = 1 << 32
+        assert decide(program, machine, setsockopt, 3, high | 1, high | 13) == ERRNO | errno.EPERM
+
+
+def test_no_file_can_be_leased(machine: str) -> None:
+    """Whoever opens it next waits for the owner, or is refused: that is the host, collecting."""
+    fcntl = syscall_table.numbers(machine)["fcntl"]
+    for name, program in deltas(machine).items():
+        for command in (1024, 1 << 32 | 1024):
+            assert decide(program, machine, fcntl, 3, command) == ERRNO | errno.EPERM, name
+    jail = deltas(machine)["jail"]
+    for command in {*range(1050)} - {1024}:
+        assert decide(jail, machine, fcntl, 3, command) == ALLOW, command
 
 
 def test_other_machines_calls_kill_and_x32_is_not_there() -> None:

@@ -26,6 +26,7 @@ HEADERS = {
 _DEFINED = r"#define __NR(?:3264)?_(\w+)\s+(\d+)"
 STREAM, DGRAM, RAW, SEQPACKET = 1, 2, 3, 5
 CLOEXEC, NONBLOCK = 0o2000000, 0o4000
+SOL_SOCKET, SO_LINGER = 1, 13
 
 
 def decide(program: bytes, nr: int, *args: int, arch: int) -> int:
@@ -107,8 +108,8 @@ def test_no_two_names_share_a_number() -> None:
 def test_every_name_of_the_table_is_used_and_every_name_used_is_in_it() -> None:
     used = {
         *seccomp.DENIED, *seccomp.ABSENT, *seccomp.UNCOUNTED_MEMORY, *seccomp.SHARED_IPC,
-        *seccomp.METADATA, "clone", "ioctl", "socket", "socketpair", "sched_setaffinity",
-        "truncate",
+        *seccomp.METADATA, "clone", "ioctl", "setsockopt", "socket", "socketpair",
+        "sched_setaffinity", "truncate",
     }  # fmt: skip
     assert used == set(seccomp._TABLE)
 
@@ -180,6 +181,7 @@ def test_the_upper_half_of_an_argument_changes_nothing(upper: int) -> None:
     assert answer("socket", 1 | high, families=(2,)) == ERRNO | errno.EAFNOSUPPORT
     assert answer("socket", 2 | high, families=(2,)) == ALLOW
     assert answer("socketpair", 1 | high, DGRAM | high) == ERRNO | errno.EPROTONOSUPPORT
+    assert answer("setsockopt", 0, SOL_SOCKET | high, SO_LINGER | high) == ERRNO | errno.EPERM
 
 
 @given(st.integers(0, 60), st.frozensets(st.integers(0, 60)))
@@ -196,6 +198,15 @@ def test_a_pair_of_sockets_cannot_be_turned_to_anybody_else(flags: int) -> None:
         assert answer("socketpair", 1, kind | flags) == ERRNO | errno.EPROTONOSUPPORT
     for family in (0, 2, 16, 40):
         assert answer("socketpair", family, STREAM | flags) == ERRNO | errno.EAFNOSUPPORT
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_no_connection_can_be_made_to_linger(machine: str) -> None:
+    refused = ERRNO | errno.EPERM
+    for level in (0, SOL_SOCKET, 6, 41, 255):  # IP, sockets, TCP, IPv6, raw
+        for option in range(128):  # 13 of TCP is its congestion control
+            expected = refused if (level, option) == (SOL_SOCKET, SO_LINGER) else ALLOW
+            assert answer("setsockopt", 3, level, option, machine=machine) == expected
 
 
 def test_terminal_injection_is_closed_and_file_flags_where_metadata_is() -> None:
@@ -238,11 +249,16 @@ def answer(on, where):
     def dgram():
         a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         a.close(); b.close()
+    def set_option(option):
+        with socket.socket(socket.AF_INET) as made:
+            made.setsockopt(socket.SOL_SOCKET, option, bytes([1, 0, 0, 0, 5, 0, 0, 0]))
     return {
         "unix": attempt(lambda: socket.socket(socket.AF_UNIX).close()),
         "inet": attempt(lambda: socket.socket(socket.AF_INET).close()),
         "stream": attempt(lambda: [end.close() for end in socket.socketpair()]),
         "dgram": attempt(dgram),
+        "linger": attempt(lambda: set_option(socket.SO_LINGER)),
+        "keepalive": attempt(lambda: set_option(socket.SO_KEEPALIVE)),
         "memfd": attempt(lambda: os.memfd_create("x")),
         "fchmod": attempt(lambda: os.fchmod(here, 0o700 if on else 0o711)),
         "fork": attempt(lambda: os.waitpid(os.posix_spawn("/bin/true", ["true"], {}), 0)),
@@ -254,7 +270,8 @@ def answer(on, where):
     assert set(free.values()) == {0}
     assert held == {
         "unix": errno.EAFNOSUPPORT, "inet": 0, "stream": 0, "dgram": errno.EPROTONOSUPPORT,
-        "memfd": errno.EPERM, "fchmod": 0, "fork": 0, "mode": "0o711",
+        "linger": errno.EPERM, "keepalive": 0, "memfd": errno.EPERM, "fchmod": 0, "fork": 0,
+        "mode": "0o711",
     }  # fmt: skip
 
 

@@ -54,7 +54,7 @@ from belljar_guest.agent import main
 idle = float(sys.argv[1])
 main(idle)
 from belljar_guest.worker import main
-main(3)
+main(3, 4)
 """
 
 

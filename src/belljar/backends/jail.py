@@ -171,9 +171,10 @@ class JailBackend(HostLayered):
                 cleanup.callback(fleet.close)
             jail = fleet.take(spec.outer, spec.shape)
             cleanup.callback(jail.release, keep=not self.tidy)
-            watch = JailWatch(jail, plan, message, report, emit, cancel)
             taken = time.monotonic()
-            watch.begin()
+            watch = JailWatch(jail, plan, message, report, emit, cancel)
+            if jail.alone and len(self.facts.cpus) > 1:
+                outcome.rehearse(plan, jail.group)
             later = request.settle == "later" and spec.worker and keep and not self.tidy
             if later and watch.until_said():
                 try:

@@ -20,7 +20,7 @@ _KILL_SECONDS = 10.0  # a jail that still lives then is broken
 
 
 class JailWatch(Watch):
-    """See `supervise.Watch`. `begin` it, then wait `until_gone`."""
+    """See `supervise.Watch`. The program starts when this is made; wait `until_gone`."""
 
     def __init__(
         self,
@@ -33,8 +33,10 @@ class JailWatch(Watch):
     ) -> None:
         request, limits = plan.request, plan.policy.limits
         self._jail = jail
-        self._began = 0.0
         self._killed = 0.0
+        # First of all: the guest is waiting for it, and is at work while we get ready to listen.
+        self._began = time.monotonic()
+        rest = jail.send(message)
         if not request.stdin:
             os.close(jail.stdin)
         group = jail.group
@@ -42,7 +44,7 @@ class JailWatch(Watch):
             run=request.id,
             control=jail.run,
             frames=jail.frames,
-            program=message,
+            program=rest,
             stdout=jail.stdout,
             stderr=jail.stderr,
             stdin=jail.stdin if request.stdin else None,
@@ -54,13 +56,8 @@ class JailWatch(Watch):
             cancel=cancel,
             on_kill=group.release if group is not None else lambda: None,
         )
-
-    def begin(self) -> None:
-        """The program's time starts now: it is already waiting for what we send."""
         self._started = True
-        self._began = time.monotonic()
         self._deadline = self._began + self._timeout
-        self._send(self._jail.frames.fileno())
 
     def until_gone(self) -> Ended:
         try:

@@ -224,7 +224,7 @@ class LandlockBackend(HostLayered):
             frames: socket.socket | None = None
             framed: list[int] = []
             if spec.worker:
-                frames, their_frames = supervised.socket_pair(ours, theirs)
+                frames, their_frames = supervised.frame_sockets(ours, theirs)
                 framed = [their_frames.fileno()]
             groups = []
             for path in group.procs if group is not None else ():

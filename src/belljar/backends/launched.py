@@ -334,6 +334,8 @@ class HandedOver(Watch):
     def _frame(self, fd: int) -> None:
         if self.work >= 0:
             return super()._frame(fd)
+        from ..linux import syscalls
+
         assert isinstance(self._frames, socket.socket)
         try:
             _, passed, _, _ = socket.recv_fds(self._frames, 1, 1)
@@ -344,6 +346,7 @@ class HandedOver(Watch):
         if not passed:  # it ended before there was a guest
             return self._done_with(fd)
         self.work = passed[0]
+        syscalls.refuse_descriptors(self._frames)
         return None
 
     def close_work(self) -> None:

@@ -44,6 +44,7 @@ class _Open:
                 return False
             self.watch.until_gone()  # closes what it holds
             self._jail.replenish(self._parked)
+            self._jail.fetch_next()
         except Exception as error:  # noqa: BLE001 - one run must not keep the others from settling
             # Its result is long with the caller; the jail is killed and not used again.
             self.watch.abandon()
@@ -75,6 +76,7 @@ class _Over:
             with self._cleanup:
                 self._jail.patience = 0.0  # it has been waited for
                 self._jail.replenish(self._parked)
+                self._jail.fetch_next()
         except Exception as error:  # noqa: BLE001 - the result is with the caller
             import logging
 

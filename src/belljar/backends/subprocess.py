@@ -164,7 +164,9 @@ class SubprocessBackend(HostLayered):
         with ExitStack() as ours, ExitStack() as theirs:
             streams = supervised.streams(ours, theirs, plan.request.stdin)
             control, their_control = supervised.socket_pair(ours, theirs)
-            frames, their_frames = supervised.socket_pair(ours, theirs) if worker else (None, None)
+            frames, their_frames = (
+                supervised.frame_sockets(ours, theirs) if worker else (None, None)
+            )
             frame_fd = their_frames.fileno() if their_frames is not None else -1
             message = marshal.dumps(self._message(plan, root, frame_fd, group))
             supervisor = supervised.start(

@@ -82,9 +82,10 @@ class Watch:
         self._read(control.fileno(), self._supervisor_says)
         if frames is not None:
             frames.setblocking(False)
-            self._outgoing[frames.fileno()] = memoryview(program)
-            self._readers[frames.fileno()] = self._frame
-            self._poll.register(frames.fileno(), select.POLLIN | select.POLLOUT)
+            self._read(frames.fileno(), self._frame)
+            if program:
+                self._outgoing[frames.fileno()] = memoryview(program)
+                self._poll.modify(frames.fileno(), select.POLLIN | select.POLLOUT)
         if stdin is not None:
             os.set_blocking(stdin, False)
             self._outgoing[stdin] = memoryview(data)

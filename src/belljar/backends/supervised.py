@@ -69,6 +69,15 @@ def socket_pair(ours: ExitStack, theirs: ExitStack) -> tuple[socket.socket, sock
     return here, there
 
 
+def frame_sockets(ours: ExitStack, theirs: ExitStack) -> tuple[socket.socket, socket.socket]:
+    """A pair whose second end is the guest's: bytes come from there, and nothing else."""
+    from ..linux import syscalls
+
+    here, there = socket_pair(ours, theirs)
+    syscalls.refuse_descriptors(here)
+    return here, there
+
+
 def _pipe(readers: ExitStack, writers: ExitStack) -> tuple[int, int]:
     reader, writer = os.pipe()
     readers.callback(os.close, reader)

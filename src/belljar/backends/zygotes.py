@@ -3,7 +3,8 @@
 A `Zygote` is one process of `linux/zygote.py`. For every `Shape` that runs ask for it has a shelf:
 a socket on which the slot of each new jail announces it, with the run's descriptors in the same
 message. A parked jail is therefore a message that nobody has read yet, and costs this process
-nothing. Everything here is called from many threads.
+nothing; but the next one is fetched while nobody waits, and is at hand when somebody asks.
+Everything here is called from many threads.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ _STREAM = socket.AF_UNIX, socket.SOCK_STREAM, 0
 _PARKED_LEAST = 2
 _FIRST_ID, _IDS = 1_900_000_000, 65_536
 _turns = itertools.count()
+_at_hand: set[Jail] = set()  # of all shelves
+
+Ancillary = list[tuple[int, int, bytes]]
 
 
 class Jail:
@@ -55,6 +59,10 @@ class Jail:
         """Have the next ones made, so that at most `most` are parked."""
         self._shelf.zygote.replenish(self._shelf, most)
 
+    def fetch_next(self) -> None:
+        """Have the next one of its kind at hand, if there is one."""
+        self._shelf.zygote.fetch(self._shelf)
+
     @property
     def alone(self) -> bool:
         """Whether no other run of its kind is going on."""
@@ -66,6 +74,14 @@ class Jail:
         poll.register(self.pidfd, select.POLLIN)
         poll.register(self.run, select.POLLIN)
         return not poll.poll(0)
+
+    def send(self, message: bytes) -> bytes:
+        """As much of the start message as there is room for; the rest of it."""
+        self.frames.setblocking(False)
+        try:
+            return message[self.frames.send(message, socket.MSG_NOSIGNAL) :]
+        except (BlockingIOError, BrokenPipeError, ConnectionResetError):
+            return message  # whoever listens to the jail will know more
 
     def kill(self) -> None:
         """End everybody in it, by its anchor."""
@@ -108,13 +124,26 @@ class Shelf:
         self.zygote, self.shape, self.number = zygote, shape, number
         self.socket, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.available = 0  # ordered, and not claimed by anybody
+        self.at_hand: Jail | None = None  # one of those
         self.uses = 0
         self.busy = 0
         self.slots: dict[int, Slot] = {}
         self.free: list[Slot] = []
 
+    def keep_at_hand(self, jail: Jail) -> None:
+        self.at_hand = jail
+        _at_hand.add(jail)
+
+    def take_from_hand(self) -> Jail | None:
+        jail, self.at_hand = self.at_hand, None
+        _at_hand.discard(jail)
+        return jail
+
     def close(self) -> None:
         """End its slots and with them the parked jails; the runs are over."""
+        jail = self.take_from_hand()
+        if jail is not None:
+            jail.drop()
         self.socket.close()
         self.theirs.close()
         for slot in list(self.slots.values()):
@@ -239,7 +268,8 @@ class Zygote:
                 if shelf.available == 0:
                     self._order(shelf, parked=False)
                 shelf.available -= 1
-            return self._receive(shelf)
+                jail = shelf.take_from_hand()
+            return self._checked(jail) if jail is not None else self._receive(shelf)
         except BaseException:
             with self._lock:
                 shelf.busy -= 1
@@ -251,8 +281,25 @@ class Zygote:
         if self._closed:
             raise BackendFailed("this backend is closed")
 
+    def fetch(self, shelf: Shelf) -> None:
+        """Have a jail that is parked at hand."""
+        with self._lock:
+            known = not self._closed and self._shelves.get(shelf.shape) is shelf
+            if not known or shelf.at_hand is not None or not shelf.available:
+                return
+            try:
+                message = _message(shelf)
+            except BlockingIOError:
+                return  # it is still being made
+            try:
+                shelf.keep_at_hand(self._read(shelf, *message))
+            except BackendFailed:
+                shelf.available -= 1  # the next caller has his own made, and hears why
+
     def _receive(self, shelf: Shelf) -> Jail:
-        words, ancillary = self._next_message(shelf)
+        return self._checked(self._read(shelf, *self._next_message(shelf)))
+
+    def _read(self, shelf: Shelf, words: bytes, ancillary: Ancillary) -> Jail:
         fds = array.array("i")
         for _, _, data in ancillary:
             fds.frombytes(data)
@@ -263,22 +310,23 @@ class Zygote:
                 os.close(fd)
             raise ZygoteDied("the jail's zygote died", retryable=True)
         if word != "ready":
-            with self._lock:
-                shelf.free.append(slot)
+            shelf.free.append(slot)
             raise BackendFailed(f"the jail could not be set up: {' '.join(why)}")
-        jail = Jail(shelf, slot, list(fds))
+        return Jail(shelf, slot, list(fds))
+
+    @staticmethod
+    def _checked(jail: Jail) -> Jail:
         if not jail.alive():
             jail.drop()
             raise ZygoteDied("a parked jail was killed", retryable=True)
         return jail
 
-    def _next_message(self, shelf: Shelf) -> tuple[bytes, list[tuple[int, int, bytes]]]:
+    def _next_message(self, shelf: Shelf) -> tuple[bytes, Ancillary]:
         """What the shelf holds, as soon as it holds something; ZygoteDied if nobody is left."""
-        space, flags = socket.CMSG_SPACE(4 * 8), socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
         deadline = time.monotonic() + _START_SECONDS
         while True:
             try:
-                return shelf.socket.recvmsg(1 << 13, space, flags)[:2]
+                return _message(shelf)
             except BlockingIOError:
                 pass  # it is still being made: wait, and see whether its makers live
             poll = select.poll()
@@ -366,6 +414,8 @@ class Zygote:
         # With more callers than processors it would not wait for long enough to warm up.
         parked = parked and shelf.busy <= len(cpus)
         order = {"slot": slot.number, "parked": parked, **shape.message(cores)}
+        # What it saves a caller at the end takes as long to make, and others wait for processors.
+        order["keeper"] = shape.keeper and parked
         try:
             slot.orders.sendall(marshal.dumps(order))
         except OSError as error:
@@ -411,6 +461,22 @@ class Zygote:
             cpus=shape.cpus,
             die_together=False,
         )
+
+
+def _message(shelf: Shelf) -> tuple[bytes, Ancillary]:
+    """BlockingIOError if there is none."""
+    space, flags = socket.CMSG_SPACE(4 * 8), socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+    return shelf.socket.recvmsg(1 << 13, space, flags)[:2]
+
+
+def _after_fork() -> None:
+    """A fork has none of its parent's jails, and must not keep their streams open."""
+    while _at_hand:
+        _at_hand.pop().drop()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _remove_groups(shelf: Shelf) -> None:

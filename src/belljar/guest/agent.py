@@ -19,7 +19,6 @@ said when no child is left. If the stream from the host ends, so do we, and with
 
 from __future__ import annotations
 
-import _socket
 import gc
 import marshal
 import os
@@ -189,9 +188,9 @@ class Program:
         stdin, self._stdin = os.pipe()
         self._stdout, stdout = os.pipe()
         self._stderr, stderr = os.pipe()
-        ours, theirs = _socket.socketpair()
-        self._frames = ours.detach()
-        frames = theirs.detach()
+        # Not a socket: what comes with a message, and its end, could keep us waiting.
+        program, self._program = os.pipe()
+        self._frames, frames = os.pipe()
         self._wake, wake = os.pipe()
         for fd in (self._wake, wake):
             os.set_blocking(fd, False)
@@ -204,12 +203,12 @@ class Program:
         self.child = pid == 0
         if self.child:
             try:
-                be_guest(start, (stdin, stdout, stderr, frames), self._executable)
+                be_guest(start, (stdin, stdout, stderr, program, frames), self._executable)
             except BaseException as error:
                 os.write(2, f"belljar: {type(error).__name__}: {error}\n".encode())
                 os._exit(120)
             return
-        for fd in (stdin, stdout, stderr, frames):
+        for fd in (stdin, stdout, stderr, program, frames):
             os.close(fd)
         self._pid = pid
         self._status: int | None = None
@@ -217,11 +216,11 @@ class Program:
         self._gone = 0.0
         self._usage = [0.0, 0]
         # Where to write what the host sends: descriptor, its kind, what waits.
-        self._waiting = {self._stdin: bytearray(), self._frames: bytearray()}
+        self._waiting = {self._stdin: bytearray(), self._program: bytearray()}
         self._ends: set[int] = set()
-        self._targets = {STDIN: self._stdin, PROGRAM: self._frames}
+        self._targets = {STDIN: self._stdin, PROGRAM: self._program}
         self._kinds = {self._stdout: STDOUT, self._stderr: STDERR, self._frames: FRAMES}
-        for fd in (self._stdin, self._frames):
+        for fd in (self._stdin, self._program):
             os.set_blocking(fd, False)
 
     def until_gone(self) -> dict[str, Any]:
@@ -247,21 +246,21 @@ class Program:
             poll.register(fd, select.POLLIN)
         for fd, data in self._waiting.items():
             if data:
-                poll.register(fd, select.POLLOUT | (select.POLLIN if fd in self._kinds else 0))
+                poll.register(fd, select.POLLOUT)
         left = self._deadline - time.monotonic()
         if left <= 0:
             self._kill()
             raise Left
         # While we kill, the dead announce themselves; but look again rather than trust in that.
-        for fd, events in poll.poll(20 if self._killed and not self._gone else left * 1000):
+        for fd, _ in poll.poll(20 if self._killed and not self._gone else left * 1000):
             if fd == 0:
                 self._from_host()
             elif fd == self._wake:
                 os.read(fd, 4096)
             else:
-                if events & ~select.POLLIN and self._waiting.get(fd):
+                if self._waiting.get(fd):
                     self._pass_on(fd)
-                if fd in self._kinds:
+                elif fd in self._kinds:
                     self._from_guest(fd)
         self._reap()
 
@@ -304,25 +303,17 @@ class Program:
     def _finish(self, fd: int) -> None:
         if fd in self._ends and not self._waiting[fd]:
             del self._waiting[fd]
-            if fd == self._stdin:
-                os.close(fd)
+            os.close(fd)
 
     def _credit(self, fd: int, size: int) -> None:
         kind = STDIN if fd == self._stdin else PROGRAM
         self._host.say(CREDIT, bytes((kind,)) + size.to_bytes(4, "big"))
 
     def _from_guest(self, fd: int) -> None:
-        try:
-            piece = os.read(fd, _PIECE)
-        except BlockingIOError:
-            return
-        except ConnectionResetError:
-            piece = b""
-        if piece:
+        if piece := os.read(fd, _PIECE):
             self._host.say(self._kinds[fd], piece)
         else:
             del self._kinds[fd]
-            self._waiting.pop(fd, None)
 
     def _reap(self) -> None:
         while True:

@@ -37,7 +37,7 @@ def be_guest(start: dict[str, Any], own: tuple[int, ...], executable: str) -> No
     os.setsid()
     for number, fd in enumerate([fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for fd in own]):
         os.dup2(fd, number, inheritable=number < 3)
-    os.closerange(4, 256)
+    os.closerange(5, 256)
     seal(True)
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
@@ -69,7 +69,7 @@ def handle_all(how: signal.Handlers) -> None:
 
 
 def _execute(executable: str, argv: list[str], env: dict[str, str]) -> NoReturn:
-    os.close(3)
+    os.closerange(3, 5)
     try:
         os.execve(executable, argv, env)
     except OSError as error:

@@ -84,8 +84,9 @@ class Channel:
         )
 
     def send_encoded(self, frame: bytes) -> bool:
-        if not self.usable:
-            return False
+        return self.usable and self._put(frame)
+
+    def _put(self, frame: bytes) -> bool:
         with self._lock:
             try:
                 view = memoryview(frame)
@@ -95,9 +96,10 @@ class Channel:
                 return False
         return True
 
-    def close(self) -> None:
-        """Say nothing more, so that what runs at exit cannot either."""
+    def end(self, frame: bytes) -> None:
+        """Send `frame` and say nothing more, so that what runs at exit cannot either."""
         if self.usable:
+            self._put(frame)
             for fd in {self._read_fd, self._write_fd}:
                 os.close(fd)
         self._pid = -1
@@ -213,14 +215,13 @@ class Interpreter:
         """Send the value and what it looks like, as far as it has a form that may cross."""
         try:
             _restore_recursion()
-            if self.channel.usable:
-                self._send_value(value)
-                self._send_figures()
+            self._send_value(value)
+            self._send_figures()
         except BaseException:
             return  # the program succeeded; what could not be said about it stays unsaid
 
     def _send_value(self, value: object) -> None:
-        if value is None:
+        if value is None or not self.channel.usable:
             return
         wire = None
         try:
@@ -405,8 +406,7 @@ def ready(read_fd: int, write_fd: int | None = None) -> Interpreter:
 def serve(interpreter: Interpreter, request: dict[str, Any]) -> None:
     """Run the program, say how it ended, and end so."""
     outcome = interpreter.run(request)
-    interpreter.channel.send(protocol.END, b"%d" % outcome.code)
-    interpreter.channel.close()
+    interpreter.channel.end(protocol.encode(protocol.END, b"%d" % outcome.code))
     outcome.leave()
 
 

@@ -41,8 +41,9 @@ _TABLE: Mapping[str, tuple[int | None, int | None]] = {
     "quotactl": (179, 60), "quotactl_fd": (443, 443), "reboot": (169, 142),
     "removexattr": (197, 14), "removexattrat": (466, 466), "request_key": (249, 218),
     "sched_setaffinity": (203, 122), "semctl": (66, 191), "semget": (64, 190), "semop": (65, 193),
-    "semtimedop": (220, 192), "setns": (308, 268), "settimeofday": (164, 170), "setxattr": (188, 5),
-    "setxattrat": (463, 463), "shmat": (30, 196), "shmctl": (31, 195), "shmget": (29, 194),
+    "semtimedop": (220, 192), "setns": (308, 268), "setsockopt": (54, 208),
+    "settimeofday": (164, 170), "setxattr": (188, 5), "setxattrat": (463, 463),
+    "shmat": (30, 196), "shmctl": (31, 195), "shmget": (29, 194),
     "socket": (41, 198), "socketpair": (53, 199), "swapoff": (168, 225),
     "swapon": (167, 224), "syslog": (103, 116), "truncate": (76, 45), "umount2": (166, 39),
     "unshare": (272, 97), "userfaultfd": (323, 282), "utime": (132, None), "utimensat": (280, 88),
@@ -83,6 +84,7 @@ _NAMESPACE_FLAGS = 0x7E02_0080
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 # FS_IOC_SETFLAGS, its 32-bit form, FS_IOC_SETVERSION, FS_IOC_FSSETXATTR.
 _METADATA_IOCTLS = (0x4008_6602, 0x4004_6602, 0x4008_7602, 0x401C_5820)
+_SOL_SOCKET, _SO_LINGER = 1, 13
 _SOCK_STREAM, _SOCK_SEQPACKET, _SOCK_TYPE_MASK = 1, 5, 0xF
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN, _AND = 0x20, 0x15, 0x35, 0x45, 0x06, 0x54
@@ -123,6 +125,13 @@ def guest_filter(
     rules["socket"] = _one_of(
         0, socket_families, then=_ALLOW, otherwise=_ERRNO | errno.EAFNOSUPPORT
     )
+    # Whoever closes such a connection last waits, and that could be us (syscalls.py says how).
+    rules["setsockopt"] = [
+        _argument(1),
+        _op(_EQUAL, _SOL_SOCKET, 1, 0),
+        _op(_RETURN, _ALLOW),
+        *_one_of(2, (_SO_LINGER,), then=refuse, otherwise=_ALLOW),
+    ]
     # A pair of datagram sockets is no pair: each end can still send to any name in the file system.
     rules["socketpair"] = [
         _argument(0),

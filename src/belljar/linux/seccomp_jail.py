@@ -87,7 +87,11 @@ NAMESPACES = 0x7E02_0000  # every CLONE_NEW* that clone knows
 CLONE_PARENT = 0x8000  # a child that would not be below the guest, but beside it
 _MAP_SHARED, _MAP_SHARED_VALIDATE, _MAP_TYPE, _MAP_ANONYMOUS = 1, 3, 0xF, 0x20
 TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
-# Calls that are allowed only with some of their arguments.
+# A lease outlives its owner by as long as that takes to end, and keeps us from reading the file.
+F_SETLEASE = 1024
+# Whoever closes such a connection last waits: that could be the host (syscalls.refuse_descriptors).
+SOL_SOCKET, SO_LINGER = 1, 13
+# Calls that are allowed only with some of their arguments, in containers too.
 CONDITIONED = (*MODES, "clone", "ioctl", "mknod", "mknodat", "socket", "socketpair")
 _FIFO, _REGULAR, _SOCKET = 0o010000, 0o100000, 0o140000
 
@@ -129,6 +133,8 @@ def delta(
         _op(_RETURN, _ALLOW),
     )
     actions["ioctl"] = _one_of(1, TERMINAL_INPUT, then=_EPERM, otherwise=_ALLOW)
+    actions["fcntl"] = _one_of(1, (F_SETLEASE,), then=_EPERM, otherwise=_ALLOW)
+    actions["setsockopt"] = no_lingering()
     actions["socket"] = _one_of(0, families, then=_ALLOW, otherwise=_EAFNOSUPPORT)
     actions["socketpair"] = _one_of(0, (AF_UNIX,), then=_ALLOW, otherwise=_EAFNOSUPPORT)
     if not memfd:
@@ -137,6 +143,15 @@ def delta(
     if not affinity:
         actions["sched_setaffinity"] = _EPERM
     return _search(actions, _ALLOW, machine)
+
+
+def no_lingering() -> tuple[bytes, ...]:
+    return (
+        _argument(1),
+        _op(_EQUAL, SOL_SOCKET, 1, 0),
+        _op(_RETURN, _ALLOW),
+        *_one_of(2, (SO_LINGER,), then=_EPERM, otherwise=_ALLOW),
+    )
 
 
 def no_shared_memory() -> tuple[bytes, ...]:

@@ -87,6 +87,7 @@ def delta(
     actions["ioctl"] = _one_of(1, ioctls, then=_ALLOW, otherwise=_ENOTTY)
     actions["socket"] = _one_of(0, families, then=_ALLOW, otherwise=jail._EAFNOSUPPORT)
     actions["socketpair"] = _pair()
+    actions["setsockopt"] = jail.no_lingering()
     if not families:
         actions |= dict.fromkeys(CONNECTIONS, _EPERM)
     for name in ("prlimit64", "sched_setaffinity"):

@@ -19,15 +19,7 @@ Why an anchor: a program that were pid 1 itself would not die of its own signals
 collect orphans. As it shares memory, it costs next to nothing to make; a forked interpreter would
 copy hundreds of pages. It never runs a line of Python.
 
-Why a keeper: the kernel announces a process's end when it has taken its memory apart, which for an
-interpreter takes longer than many a program. With the keeper as another owner of that memory, the
-guest's end is announced at once, and the taking apart goes on while the host gets its answer. The
-keeper is a process of the guest's, and confined like it; a program can make it run, fork, exec and
-more. When the guest has ended we kill it: from then on it makes no children, and it does not come
-back from the kernel to a program. That it is there, or on its way, the kernel says: either the
-keeper had no processor since before the program came, when it slept; or it is exiting (PF_EXITING),
-with no other threads. Then its children are looked at, and the anchor's. The rest is the kernel's
-business, and we wait for that before the next run.
+`keeper.py` says why there is a keeper, and how it is known to be at its end.
 
 Who kills whom: the host kills the anchor by its pidfd, and with it the kernel kills everybody in
 its namespace. When the guest has ended by itself, the slot asks the kernel whether the anchor has
@@ -51,6 +43,7 @@ import struct
 import time
 
 from . import seccomp_jail, syscalls
+from .keeper import Keeper
 from .root import FIRST_UID
 from .run_guest import EVERY_SIGNAL, Settled, be_guest
 
@@ -62,8 +55,6 @@ MESSAGE = 1 << 18
 _PAGE = resource.getpagesize()
 _ANY_CHILD = 0x4000_0000  # __WALL: also one that was made to send no signal at its end
 _IDS_A_SLOT = 16
-_PF_EXITING = 0x4
-_KEEPER_LOOKS = 50
 
 
 def serve(orders: int, shelf: int, settled: Settled, number: int, ids: int) -> NoReturn:
@@ -115,9 +106,7 @@ class _Run:
         self.anchor = self.guest = 0
         self.run = self.work = -1
         self.children: tuple[int, ...] = ()  # lists of them: our own, and the anchor's
-        self.keeper = b""  # as such a list has it
-        self.keeper_fds: tuple[int, ...] = ()  # itself, its state, children and processor times
-        self.keeper_times: bytes | None = None
+        self.keeper: Keeper | None = None
         self.ours: list[int] = []
         self.theirs: list[int] = []
         self.guests: list[int] = []
@@ -172,8 +161,9 @@ def _one_run(desk: _Desk, shape: dict[str, Any], settled: Settled) -> None:
     try:
         _watch(run, shape["watch"])
     finally:
+        # First what keeps its files: when the anchor is gone, the next run's memory is counted.
+        run.close()
         run.end()
-    run.close()
 
 
 def _start(run: _Run, desk: _Desk, shape: dict[str, Any], settled: Settled) -> None:
@@ -184,7 +174,7 @@ def _start(run: _Run, desk: _Desk, shape: dict[str, Any], settled: Settled) -> N
         run.anchor = _start_anchor(desk)
         # Noted one by one, so that a failure on the way closes what there is.
         run.run = _new_pair(run.theirs, run.ours)
-        frames = _new_pair(run.theirs, run.guests)
+        frames = _new_pair(run.theirs, run.guests, guests=True)
         stdin = _new_pipe(run.guests, run.theirs)[0]
         stdout = _new_pipe(run.theirs, run.guests)[1]
         stderr = _new_pipe(run.theirs, run.guests)[1]
@@ -225,9 +215,11 @@ def _fork_guest(
             os._exit(120)  # not one line of the slot's is the guest's to run
 
 
-def _new_pair(first: list[int], second: list[int]) -> int:
-    """A socket pair, an end for each list; the second end."""
+def _new_pair(first: list[int], second: list[int], *, guests: bool = False) -> int:
+    """A socket pair, an end for each list; the second end, which may be a guest's."""
     one, other = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    if guests:
+        syscalls.refuse_descriptors(one)
     first.append(one.detach())
     second.append(other.detach())
     return second[-1]
@@ -263,48 +255,6 @@ def _tell(shelf: _socket.socket, words: bytes, fds: list[int] | None = None) -> 
     shelf.sendmsg([words[:4000]], passed)
 
 
-def _find_keeper(run: _Run) -> None:
-    """The guest's only child; the program is not there yet, and soon it sleeps."""
-    (keeper,) = _children(run.guest, run.guest)
-    run.ours.append(os.pidfd_open(keeper))
-    for name in ("stat", f"task/{keeper}/children", "schedstat"):
-        run.ours.append(os.open(f"/proc/{keeper}/{name}", os.O_RDONLY))
-    run.keeper, run.keeper_fds = b"%d " % keeper, tuple(run.ours[-4:])
-    _, stat, _, times = run.keeper_fds
-    for _ in range(_KEEPER_LOOKS):
-        if _fields(stat)[0] == b"S":
-            told = os.pread(times, 100, 0)
-            # It has run once, to where it sleeps: a kernel that does not count says never.
-            run.keeper_times = None if told.endswith(b" 0\n") else told
-            return
-        time.sleep(0.0001)
-
-
-def _fields(stat: int) -> list[bytes]:
-    """What /proc/PID/stat says after the name, which is the process's own."""
-    text = os.pread(stat, 1024, 0)
-    return text[text.rindex(b")") + 2 :].split()
-
-
-def _keeper_is_ended(run: _Run, looks: int) -> bool:
-    """Kill it. Whether the kernel says that it does not run again, and leaves nobody behind."""
-    process, stat, children, times = run.keeper_fds
-    try:
-        if looks:  # it is not a rehearsal
-            _signal.pidfd_send_signal(process, _signal.SIGKILL)
-        while os.pread(times, 100, 0) != run.keeper_times:
-            fields = _fields(stat)
-            if int(fields[6]) & _PF_EXITING and fields[17] == b"1":  # its flags and threads
-                break
-            looks -= 1
-            if looks < 0:
-                return False
-            os.sched_yield()
-        return not os.pread(children, 4096, 0)
-    except ProcessLookupError:
-        return True  # not even that is left of it: its children are the anchor's
-
-
 def _rehearse(run: _Run, shape: dict[str, Any]) -> None:
     """Touch what `_watch` will touch, while nobody waits: the fork left every page to be copied."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -315,10 +265,12 @@ def _rehearse(run: _Run, shape: dict[str, Any]) -> None:
             run.ours.append(os.open(f"/proc/{process}/task/{process}/children", os.O_RDONLY))
         run.children = tuple(run.ours[-2:])
         if shape["keeper"]:
-            _find_keeper(run)
+            (keeper,) = _children(run.guest, run.guest)
+            run.keeper = Keeper(keeper, run.ours)
+            run.keeper.rehearse()
     except FileNotFoundError:
         pass  # this kernel does not tell: everybody is ended and waited for
-    _is_alone(run, looks=0)
+    _is_alone(run, run.keeper)
     if os.wait4(run.guest, os.WNOHANG)[0]:
         raise OSError(0, "the guest died in its set-up")
     if shape["watch"]:
@@ -344,7 +296,8 @@ def _watch(run: _Run, watch: dict[str, Any] | None) -> None:
     run.guest = 0
     ended = time.monotonic()
     seconds = usage.ru_utime + usage.ru_stime
-    if reason or not _is_alone(run):
+    gone = run.keeper is None or run.keeper.end()
+    if reason or not gone or not _is_alone(run, run.keeper):
         seconds += run.end()
     line = _last_line(status, seconds, max(peak, usage.ru_maxrss * 1024), started, ended, reason)
     try:
@@ -362,10 +315,11 @@ def _last_line(
     ).encode()
 
 
-def _is_alone(run: _Run, looks: int = _KEEPER_LOOKS) -> bool:
+def _is_alone(run: _Run, keeper: Keeper | None) -> bool:
     """Whether the kernel says that pid 1 of the run's namespace has no children, and we no other.
 
-    The keeper is none when it has been ended, which is done here.
+    `keeper` is none when it has been ended, first: a child that loses it on the way is then among
+    the anchor's.
 
     With CLONE_PARENT a guest could make children of ours; seccomp refuses it, if it is on. The
     lists were opened beforehand, so they are of these very processes. Of an anchor that was killed
@@ -374,13 +328,9 @@ def _is_alone(run: _Run, looks: int = _KEEPER_LOOKS) -> bool:
     if not run.children:
         return False
     try:
-        # First the keeper's: a child that loses it on the way is then among the anchor's.
-        if run.keeper_fds and not _keeper_is_ended(run, looks):
-            return False
         ours, below = (os.pread(fd, 4096, 0) for fd in run.children)
-        if below and below == run.keeper:
-            # Still its own number, or its place in the list would be another's.
-            os.pread(run.keeper_fds[1], 1024, 0)
+        if keeper is not None and below == keeper.name:
+            keeper.check_number()  # or its place in the list would be another's
             below = b""
     except OSError:  # it is not; or no memory for the list: end everybody, and wait
         return False

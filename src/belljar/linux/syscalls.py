@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _socket
 import ctypes
+import errno
 import os
 import struct
 
@@ -41,6 +43,8 @@ MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MNT_DETACH = 2
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
 MOUNT_ATTR_IDMAP = 0x0010_0000
+
+_SO_PASSRIGHTS = 83
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
@@ -113,6 +117,24 @@ def clone_waiting(stack: Stack, flags: int) -> int:
     wait = ctypes.cast(_libc.pause, ctypes.c_void_p)
     top = ctypes.c_void_p(stack.top)
     return _check(_libc.clone(wait, top, ctypes.c_int(CLONE_VM | flags), None), "clone")
+
+
+def refuse_descriptors(end: _socket.socket) -> None:
+    """Let nobody send descriptors to this end of a pair, where the kernel can (6.16).
+
+    Whoever reads a message drops those that came with it, which can take as long as their sender
+    likes: a connection that lingers. Filters refuse that option too, for kernels that cannot.
+    """
+    try:
+        end.setsockopt(_socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
+    except OSError as error:
+        if error.errno != errno.ENOPROTOOPT:
+            raise
+
+
+def current_cpu() -> int:
+    """The processor that we run on, at this moment."""
+    return _check(_libc.sched_getcpu(), "sched_getcpu")
 
 
 def setns(fd: int, kind: int) -> None:

@@ -59,6 +59,41 @@ if os.fork() == 0:
 os.read(reader, 1)
 print("comet is up", flush=True)
 """
+# Connections whose last owner waits when closing them, for whoever reads what we send. That we are
+# not the last one is a race with the reader: so there are some, a thread for each, and other news.
+LINGERING = """
+import os, stat, threading, time
+def attempt(act, *arguments):
+    try:
+        return act(*arguments)
+    except (OSError, ImportError, AttributeError):
+        return None
+def is_socket(fd):
+    found = attempt(os.fstat, fd)
+    return found is not None and stat.S_ISSOCK(found.st_mode)
+def connection():
+    import socket, struct
+    listener = socket.create_server(("127.0.0.1", 0))
+    sender = socket.create_connection(listener.getsockname())
+    kept.append(listener.accept())
+    linger = struct.pack("ii", 1, 60)
+    attempt(sender.setsockopt, socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    sender.setblocking(False)
+    while attempt(sender.send, bytes(1 << 16)): pass
+    return sender
+def hand_over(sender, fd):
+    import socket
+    with socket.socket(fileno=os.dup(fd)) as end:
+        os.write(1, bytes(1 << 16))
+        attempt(socket.send_fds, end, [b"A"], [sender.fileno()])
+        sender.close()
+kept = []
+inherited = [fd for fd in range(3, 64) if is_socket(fd)]
+for sender in [attempt(connection) for _ in range(8)]:
+    if sender and inherited:
+        threading.Thread(target=hand_over, args=(sender, inherited[0]), daemon=True).start()
+time.sleep(60)
+"""
 
 
 class Kills(Backed):
@@ -159,6 +194,14 @@ class Kills(Backed):
         assert (result.status, result.stdout) == (Status.SUCCESS, "stopped\n")
         assert result.kill is None or result.kill.survivors == 0
         assert time.monotonic() - started < 30
+
+    def test_a_program_cannot_make_the_host_wait_for_a_connection(self, jar: Jar) -> None:
+        jar.needs_own_process()  # or the sockets that it finds are the host's own
+        jar.needs(timeout=1)
+        started = time.monotonic()
+        result = jar.run(LINGERING, timeout=1)
+        assert time.monotonic() - started < 30
+        assert (result.status, result.stderr) == (Status.TIMEOUT, "")
 
 
 def held() -> tuple[int, int, int]:
