@@ -115,10 +115,9 @@ for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGSTOP, si
     os.kill(1, number)
 for fd in range(3, 64):
     try:
-        os.fstat(fd)
+        os.write(fd, b"\\x96\\x00\\x00\\x00\\x0d" + b'{"status": 0}')
     except OSError:
         continue
-    os.write(fd, b"\\x96\\x00\\x00\\x00\\x0d" + b'{"status": 0}')
 [told, os.getppid()]
 """
     result = bench.run(code)

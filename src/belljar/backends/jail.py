@@ -173,8 +173,6 @@ class JailBackend(HostLayered):
             cleanup.callback(jail.release, keep=not self.tidy)
             taken = time.monotonic()
             watch = JailWatch(jail, plan, message, report, emit, cancel)
-            if jail.alone and len(self.facts.cpus) > 1:
-                outcome.rehearse(plan, jail.group)
             later = request.settle == "later" and spec.worker and keep and not self.tidy
             if later and watch.until_said():
                 try:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from ..capture import HeadTail
-from ..collect import Collected
 from ..events import Displayed, Emit
-from ..records import replace
 from ..report import Report
 from ..types import Display, KillProof, Result, Usage
 from .verdict import Ending, judge
 
 if TYPE_CHECKING:
+    from ..capture import HeadTail
+    from ..collect import Collected
     from ..linux.cgroup import Group
     from .base import Plan
     from .supervise import Ended, Watch
@@ -71,34 +70,6 @@ def of_watch(
         found=found,
         shown=shown,
     )
-
-
-def rehearse(plan: Plan, group: Group | None) -> None:
-    """Make a Result of nothing, while the program runs on another processor.
-
-    After a pause the first time of everything takes several times as long as the second, and the
-    second is the one that the caller waits for.
-    """
-    nothing = HeadTail(0)
-    ending = Ending(wait_status=0, reason="")
-    if group is not None:
-        group.peak_memory()
-        refused = group.forks_refused()
-        ending = replace(ending, oom_kills=group.oom_kills(), forks_refused=refused)
-    result = of(
-        plan,
-        ending,
-        Report(),
-        {"stdout": nothing, "stderr": nothing},
-        wall=0.0,
-        cpu=0.0,
-        peak_memory=0,
-        survivors=0,
-        kill_seconds=0.0,
-        found=Collected(),
-        shown=[],
-    )
-    replace(result, timings={"run": 0.0})
 
 
 def of(
