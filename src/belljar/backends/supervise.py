@@ -77,6 +77,9 @@ class Watch:
         self._deadline = time.monotonic() + _START_SECONDS
         self._poll = select.poll()
         self._readers: dict[int, Callable[[int], None]] = {}
+        # A guest that owns its pipes can open them to read, and be there before us.
+        for fd in (stdout, stderr):
+            os.set_blocking(fd, False)
         self._read(stdout, lambda fd: self._output(fd, "stdout"))
         self._read(stderr, lambda fd: self._output(fd, "stderr"))
         self._read(control.fileno(), self._supervisor_says)
@@ -159,7 +162,10 @@ class Watch:
             return  # it has just ended by itself; its last line is on the way
 
     def _output(self, fd: int, name: str) -> None:
-        piece = os.read(fd, _PIECE)
+        try:
+            piece = os.read(fd, _PIECE)
+        except BlockingIOError:
+            return
         if not piece:
             self._done_with(fd)
             os.close(fd)

@@ -220,7 +220,8 @@ class Program:
         self._ends: set[int] = set()
         self._targets = {STDIN: self._stdin, PROGRAM: self._program}
         self._kinds = {self._stdout: STDOUT, self._stderr: STDERR, self._frames: FRAMES}
-        for fd in (self._stdin, self._program):
+        # The program can open its ends to read, and be there before us.
+        for fd in (*self._waiting, *self._kinds):
             os.set_blocking(fd, False)
 
     def until_gone(self) -> dict[str, Any]:
@@ -310,7 +311,11 @@ class Program:
         self._host.say(CREDIT, bytes((kind,)) + size.to_bytes(4, "big"))
 
     def _from_guest(self, fd: int) -> None:
-        if piece := os.read(fd, _PIECE):
+        try:
+            piece = os.read(fd, _PIECE)
+        except BlockingIOError:
+            return
+        if piece:
             self._host.say(self._kinds[fd], piece)
         else:
             del self._kinds[fd]
