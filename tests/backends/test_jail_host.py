@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from belljar.api import Runner
-from belljar.backends import settle
+from belljar.backends import jail, settle
 from belljar.backends.jail import JailBackend
 from belljar.config import Settings
 from belljar.engine import Engine
@@ -169,8 +169,83 @@ import belljar
 print(belljar.run("6 * 7", backend="jail").value)
 """
 
+CROWDED = """
+import os, resource, time
+from belljar.api import Runner
+from belljar.backends.jail import JailBackend
+from belljar.config import Settings
+from belljar.engine import Engine
+from belljar.errors import BackendFailed
+backend = JailBackend()
+engine = Engine(Settings(backend="jail"), backends={"jail": backend})
+with Runner(engine=engine) as runner:
+    for _ in range(4):
+        assert runner.execute("6 * 7").value == 42
+        time.sleep(0.1)
+    (zygote,) = backend._fleet._zygotes.values()
+    (shelf,) = zygote._shelves.values()
+    taken = shelf.take_from_hand()  # so that the next one's are to come
+    assert taken is not None and shelf.available >= 2
+    taken.drop()
+    shelf.available -= 1
+    before, most = len(os.listdir("/proc/self/fd")), resource.getrlimit(resource.RLIMIT_NOFILE)
+    for missing in (1, 3, 7):
+        limit = before + 7 - missing - 1  # that listing's own is closed
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most[1]))
+        try:
+            zygote.take(shelf.shape)
+        except BackendFailed as error:
+            assert "ulimit -n" in str(error), error
+        else:
+            raise AssertionError("taken")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, most)
+        assert len(os.listdir("/proc/self/fd")) <= before
+        for _ in range(3):
+            assert runner.execute("6 * 7").value == 42
+            time.sleep(0.1)
+        if (left := shelf.take_from_hand()) is not None:
+            left.drop()
+            shelf.available -= 1
+        before = len(os.listdir("/proc/self/fd"))
+    deadline = time.monotonic() + 30
+    while zygote.busy and time.monotonic() < deadline:
+        time.sleep(0.01)
+    print(zygote.busy, "busy")
+"""
 
-@pytest.mark.parametrize(("program", "said"), [(FORKED, "left 0"), (IGNORED, "42")])
+
+def test_a_backend_dropped_in_the_midst_of_giving_a_place_back_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the collector does it, which comes whenever it likes: also while locks are held."""
+    before = _children()
+    backend = JailBackend()
+    runner = _runner(backend)
+    assert runner.execute("6 * 7").value == 42
+    fleet, settler = backend._fleet, backend._settler
+    assert fleet is not None
+    assert _soon(lambda: _busy(backend) == 0)
+    (zygote,) = fleet._zygotes.values()
+    closed = threading.Event()
+
+    def replenish(shelf: object, most: int) -> None:
+        with zygote._lock:
+            jail._close(settler, fleet)
+        closed.set()
+
+    monkeypatch.setattr(zygote, "replenish", replenish)
+    assert runner.execute("6 * 7").value == 42
+    assert closed.wait(30)
+    assert _soon(lambda: _children() <= before)
+    runner.close()
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [(FORKED, "left 0"), (IGNORED, "42"), (CROWDED, "0 busy")],
+    ids=["forked", "ignored", "crowded"],
+)
 def test_odd_hosts(program: str, said: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120

@@ -16,7 +16,7 @@ import pytest
 
 from belljar import collect
 from belljar.api import Runner, build_request
-from belljar.backends import zygotes
+from belljar.backends import shelves
 from belljar.backends.jail import JailBackend
 from belljar.config import Settings
 from belljar.engine import Engine
@@ -331,12 +331,12 @@ def test_the_next_run_is_not_charged_with_the_last_one_s_files(
     would do it in time.
     """
 
-    def let_go(jail: zygotes.Jail, seconds: float) -> bool:
+    def let_go(jail: shelves.Jail, seconds: float) -> bool:
         os.dup2(nowhere, jail.work)
         return is_empty(jail, seconds)
 
-    is_empty = zygotes.Jail.is_empty
-    monkeypatch.setattr(zygotes.Jail, "is_empty", let_go)
+    is_empty = shelves.Jail.is_empty
+    monkeypatch.setattr(shelves.Jail, "is_empty", let_go)
     nowhere = os.open(os.devnull, os.O_RDONLY)
     code = "file = open('big', 'wb')\nfor _ in range(150): file.write(bytes(1 << 20))"
     with _runner(parked=0) as runner, ExitStack() as opened:

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,23 @@ def test_a_fork_bomb_meets_the_limit_and_the_next_run_does_not_feel_it(engine: E
     fork = "import os\npid = os.fork()\nif pid: print(os.waitpid(pid, 0)[1])"
     after = run(engine, fork, processes=12)
     assert (after.status, after.stdout) == (Status.SUCCESS, "0\n"), after
+
+
+@needs_cgroup
+@pytest.mark.parametrize("parked", [0, 4])
+def test_so_many_processes_and_not_one_more(parked: int) -> None:
+    """A jail that was parked has a keeper; the limit is the program's."""
+    count = (
+        "import os, time\nmade = 0\ntry:\n  while True:\n"
+        "    if os.fork() == 0: time.sleep(100)\n    made += 1\n"
+        "except BlockingIOError: print(1 + made)"
+    )
+    backend = JailBackend(parked=parked)
+    with Engine(Settings(), backends={"jail": backend}) as engine:
+        told = [run(engine, count, processes=7).stdout for _ in range(6)]
+        time.sleep(0.2)  # the next is parked, and at hand
+        told += [run(engine, count, processes=7).stdout for _ in range(2)]
+    assert told == ["7\n"] * 8
 
 
 @needs_cgroup

@@ -16,7 +16,7 @@ import pytest
 
 from belljar.api import Runner
 from belljar.backends.jail import JailBackend
-from belljar.backends.zygotes import Slot
+from belljar.backends.shelves import Slot
 from belljar.config import Settings
 from belljar.engine import Engine
 from belljar.errors import BackendFailed

@@ -102,7 +102,7 @@ def test_counting_starts_again_for_the_next_run(group: Group) -> None:
     assert group.oom_kills() >= 1
     assert (group.peak_memory() or 64 * MIB) > 32 * MIB
     for _ in range(2):
-        group.renew()
+        group.renew(9)
         assert (group.oom_kills(), group.forks_refused()) == (0, 0)
         assert ended(started(group, "print(flush=True); x = bytearray(b'x') * (9 << 20)")) == 0
         peak = group.peak_memory()

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import BackendFailed
 from .jail_plan import Outer, Shape
-from .zygotes import Jail, Zygote, ZygoteDied
+from .shelves import Jail, ZygoteDied
+from .zygotes import Zygote
 
 if TYPE_CHECKING:
     from ..linux.probe import HostFacts

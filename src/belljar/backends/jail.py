@@ -258,10 +258,7 @@ class JailBackend(HostLayered):
 def _close(settler: Settler, fleet: Fleet) -> None:
     if fleet.process != os.getpid():
         return  # a fork of the process that owns them
-    try:
-        settler.close()
-    finally:
-        fleet.close()
+    settler.close(then=fleet.close)
 
 
 # Callers who come first at the same time share what one of them makes.

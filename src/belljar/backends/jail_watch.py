@@ -12,8 +12,8 @@ from ..records import replace
 from ..report import Report
 from . import outcome
 from .base import Cancel, Plan
+from .shelves import Jail
 from .supervise import Ended, Watch
-from .zygotes import Jail
 
 _QUICK_MILLISECONDS = 3
 _KILL_SECONDS = 10.0  # a jail that still lives then is broken
@@ -34,11 +34,11 @@ class JailWatch(Watch):
         request, limits = plan.request, plan.policy.limits
         self._jail = jail
         self._killed = 0.0
-        # First of all: the guest is waiting for it, and is at work while we get ready to listen.
-        self._began = time.monotonic()
-        rest = jail.send(message)
         if not request.stdin:
             os.close(jail.stdin)
+        # Then at once: the guest is waiting for it, and is at work while we get ready to listen.
+        self._began = time.monotonic()
+        rest = jail.send(message)
         group = jail.group
         super().__init__(
             run=request.id,

@@ -15,11 +15,12 @@ import contextlib
 import select
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .jail_watch import JailWatch
-    from .zygotes import Jail
+    from .shelves import Jail
 
 _LOOK_MILLISECONDS = 2
 _CLOSE_SECONDS = 30.0
@@ -95,6 +96,7 @@ class Settler:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._then: Callable[[], None] = lambda: None
 
     def add(self, watch: JailWatch, cleanup: contextlib.ExitStack, jail: Jail, parked: int) -> None:
         """Take over: `cleanup` is run when the kernel has confirmed the end."""
@@ -127,16 +129,23 @@ class Settler:
             self._arriving.put(run)
             return True
 
-    def close(self) -> None:
-        """Kill what is left and wait until it is gone."""
+    def close(self, then: Callable[[], None]) -> None:
+        """Kill what is left, wait until it is gone, and do `then`."""
         with self._lock:
             self._closed = True
             thread, self._thread = self._thread, None
-        if thread is not None:
+        if thread is threading.current_thread():
+            # The collector came upon a dropped backend in the midst of this thread's work, with
+            # locks that `then` wants to have: all of this is for later.
+            self._then = then
             self._arriving.put(None)
-            # The collector may have come upon a dropped backend while that thread was at work.
-            if thread is not threading.current_thread():
+            return
+        try:
+            if thread is not None:
+                self._arriving.put(None)
                 thread.join(_CLOSE_SECONDS)
+        finally:
+            then()
 
     def _work(self) -> None:
         pending: list[_Open | _Over] = []
@@ -164,3 +173,4 @@ class Settler:
                 looking.register(each.wakes, select.POLLIN)
             looking.poll(_LOOK_MILLISECONDS)
             pending = [each for each in pending if not each.is_over()]
+        self._then()

@@ -51,7 +51,7 @@ class Watch:
         run: str,
         control: socket.socket,
         frames: socket.socket | None,
-        program: bytes,
+        program: bytes | memoryview,
         stdout: int,
         stderr: int,
         stdin: int | None,

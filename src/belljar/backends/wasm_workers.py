@@ -26,7 +26,7 @@ from .base import Cancel
 from .wasm_plan import PRIVATE, House
 
 if TYPE_CHECKING:
-    from .zygotes import Jail
+    from .shelves import Jail
 
 # The worker's own frames: see wasm/worker.py, which cannot be imported without the engine.
 DONE, READY = 0x10, 0x11

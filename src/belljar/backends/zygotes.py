@@ -1,22 +1,17 @@
 """The host's side of a warm fork server: starting it, taking ready jails from it, ending it.
 
-A `Zygote` is one process of `linux/zygote.py`. For every `Shape` that runs ask for it has a shelf:
-a socket on which the slot of each new jail announces it, with the run's descriptors in the same
-message. A parked jail is therefore a message that nobody has read yet, and costs this process
-nothing; but the next one is fetched while nobody waits, and is at hand when somebody asks.
-Everything here is called from many threads.
+A `Zygote` is one process of `linux/zygote.py`, with a shelf (`shelves.py`) for every `Shape` that
+runs ask for. Everything here is called from many threads.
 """
 
 from __future__ import annotations
 
 import _socket as socket  # the bare one: what else `socket` has takes milliseconds to import
 import array
-import contextlib
 import itertools
 import marshal
 import os
 import select
-import signal
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -24,178 +19,17 @@ from typing import TYPE_CHECKING
 from ..errors import BackendFailed
 from . import blank
 from .jail_plan import GUEST_ENV, Outer, Shape
+from .shelves import Jail, Message, Shelf, Slot, ZygoteDied
 
 if TYPE_CHECKING:
     from ..linux.cgroup import Group
     from ..linux.probe import HostFacts
 
 _START_SECONDS = 60.0
-_END_SECONDS = 2.0  # to take apart the memory of a run that is over
 _SHELVES_A_ZYGOTE = 4
-_STREAM = socket.AF_UNIX, socket.SOCK_STREAM, 0
 _PARKED_LEAST = 2
 _FIRST_ID, _IDS = 1_900_000_000, 65_536
 _turns = itertools.count()
-_at_hand: set[Jail] = set()  # of all shelves
-
-Ancillary = list[tuple[int, int, bytes]]
-
-
-class Jail:
-    """A ready jail: our ends of its pipes and sockets. `release` gives everything back."""
-
-    def __init__(self, shelf: Shelf, slot: Slot, fds: list[int]) -> None:
-        run, frames, self.stdin, self.stdout, self.stderr, self.work, self.pidfd = fds
-        # All is said of them: else Python asks the kernel of what kind each is.
-        self.run = socket.socket(*_STREAM, fileno=run)
-        self.frames = socket.socket(*_STREAM, fileno=frames)
-        self.group = slot.group
-        self._shelf, self._slot = shelf, slot
-        self._open = {self.work, self.pidfd}
-        self.over = False  # set when the kernel's word has come that nobody is left
-        self.patience = _END_SECONDS  # until its memory is given back, too
-
-    def replenish(self, most: int) -> None:
-        """Have the next ones made, so that at most `most` are parked."""
-        self._shelf.zygote.replenish(self._shelf, most)
-
-    def fetch_next(self) -> None:
-        """Have the next one of its kind at hand, if there is one."""
-        self._shelf.zygote.fetch(self._shelf)
-
-    @property
-    def alone(self) -> bool:
-        """Whether no other run of its kind is going on."""
-        return self._shelf.busy == 1
-
-    def alive(self) -> bool:
-        """Whether nobody killed it, or its slot, while it was parked."""
-        poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
-        poll.register(self.run, select.POLLIN)
-        return not poll.poll(0)
-
-    def send(self, message: bytes) -> bytes:
-        """As much of the start message as there is room for; the rest of it."""
-        self.frames.setblocking(False)
-        try:
-            return message[self.frames.send(message, socket.MSG_NOSIGNAL) :]
-        except (BlockingIOError, BrokenPipeError, ConnectionResetError):
-            return message  # whoever listens to the jail will know more
-
-    def kill(self) -> None:
-        """End everybody in it, by its anchor."""
-        with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
-            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-
-    def is_empty(self, seconds: float) -> bool:
-        """Wait for the anchor's end, the last of all: what is counted then is not this run's."""
-        poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
-        return bool(poll.poll(seconds * 1000))
-
-    def drop(self) -> None:
-        """Close everything, unused; its taker gives it back."""
-        for fd in (self.stdin, self.stdout, self.stderr, self.work, self.pidfd):
-            os.close(fd)
-        self.run.close()
-        self.frames.close()
-
-    def release(self, *, keep: bool) -> None:
-        """The run is over and everything read. The pipes and sockets are closed by their reader.
-
-        Unless `keep`, nothing that was made for this kind of run is kept for the next.
-        """
-        if not self.over:
-            self.kill()
-        empty = self.over and self.is_empty(self.patience)
-        for fd in self._open:
-            os.close(fd)
-        self._open.clear()
-        self._shelf.zygote.released(self._shelf, self._slot, reuse=empty)
-        if not keep:
-            self._shelf.zygote.discard_idle(self._shelf)
-
-
-class Shelf:
-    """Jails of one shape: ordered, and as messages on `socket` ready to be taken."""
-
-    def __init__(self, zygote: Zygote, shape: Shape, number: int) -> None:
-        self.zygote, self.shape, self.number = zygote, shape, number
-        self.socket, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.available = 0  # ordered, and not claimed by anybody
-        self.at_hand: Jail | None = None  # one of those
-        self.uses = 0
-        self.busy = 0
-        self.slots: dict[int, Slot] = {}
-        self.free: list[Slot] = []
-
-    def keep_at_hand(self, jail: Jail) -> None:
-        self.at_hand = jail
-        _at_hand.add(jail)
-
-    def take_from_hand(self) -> Jail | None:
-        jail, self.at_hand = self.at_hand, None
-        _at_hand.discard(jail)
-        return jail
-
-    def close(self) -> None:
-        """End its slots and with them the parked jails; the runs are over."""
-        jail = self.take_from_hand()
-        if jail is not None:
-            jail.drop()
-        self.socket.close()
-        self.theirs.close()
-        for slot in list(self.slots.values()):
-            slot.close()
-
-
-class Slot:
-    """A process of the zygote's that makes jails, one at a time: see `linux/slot.py`.
-
-    Its first word, on the socket for its orders, is a descriptor of itself: that the socket is
-    still open says nothing, because the anchor of a run has a copy of it.
-    """
-
-    def __init__(self, number: int, group: Group | None, orders: socket.socket) -> None:
-        self.number, self.group, self.orders = number, group, orders
-        self._process = -1
-        self._lock = threading.Lock()
-
-    def watch(self, poll: select.poll) -> None:
-        """Have `poll` wake up for its end, or for its first word."""
-        with self._lock:
-            if self.orders.fileno() < 0:
-                return  # it has been closed meanwhile
-            poll.register(self.orders, select.POLLIN if self._process < 0 else 0)
-            if self._process >= 0:
-                poll.register(self._process, select.POLLIN)
-
-    def is_dead(self, events: dict[int, int]) -> bool:
-        """Whether that is what `events` of that poll say."""
-        with self._lock:
-            told = events.get(self.orders.fileno(), 0)
-            if self._process >= 0:
-                # Its first word may be what woke us, and another thread may have taken it.
-                return self._process in events or bool(told & (select.POLLHUP | select.POLLERR))
-            if not told:
-                return False
-            flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-            try:
-                ancillary = self.orders.recvmsg(16, socket.CMSG_SPACE(4), flags)[1]
-            except BlockingIOError:
-                return False  # another thread has taken it
-            if not ancillary:
-                return True
-            self._process = array.array("i", ancillary[0][2])[0]
-            return False
-
-    def close(self) -> None:
-        with self._lock:
-            self.orders.close()
-            if self._process >= 0:
-                os.close(self._process)
-                self._process = -1
 
 
 class Zygote:
@@ -265,11 +99,12 @@ class Zygote:
             self.runs += 1
         try:
             with self._lock:
+                self._refuse_if_closed()
                 if shelf.available == 0:
                     self._order(shelf, parked=False)
                 shelf.available -= 1
                 jail = shelf.take_from_hand()
-            return self._checked(jail) if jail is not None else self._receive(shelf)
+            return self._checked(jail if jail is not None else self._receive(shelf))
         except BaseException:
             with self._lock:
                 shelf.busy -= 1
@@ -285,34 +120,29 @@ class Zygote:
         """Have a jail that is parked at hand."""
         with self._lock:
             known = not self._closed and self._shelves.get(shelf.shape) is shelf
-            if not known or shelf.at_hand is not None or not shelf.available:
+            # What there is when somebody waits is his.
+            if not known or shelf.at_hand is not None or shelf.waiting or not shelf.available:
                 return
             try:
-                message = _message(shelf)
+                message = shelf.message()
             except BlockingIOError:
                 return  # it is still being made
             try:
-                shelf.keep_at_hand(self._read(shelf, *message))
-            except BackendFailed:
-                shelf.available -= 1  # the next caller has his own made, and hears why
+                shelf.keep_at_hand(shelf.read(message))
+            except BaseException as error:
+                shelf.available -= 1
+                if not isinstance(error, BackendFailed):
+                    raise
+                # The next caller has his own made, and hears why.
 
     def _receive(self, shelf: Shelf) -> Jail:
-        return self._checked(self._read(shelf, *self._next_message(shelf)))
-
-    def _read(self, shelf: Shelf, words: bytes, ancillary: Ancillary) -> Jail:
-        fds = array.array("i")
-        for _, _, data in ancillary:
-            fds.frombytes(data)
-        word, number, *why = words.decode("utf-8", "replace").split(" ", 2) if words else ("", "0")
-        slot = shelf.slots.get(int(number))
-        if slot is None:
-            for fd in fds:
-                os.close(fd)
-            raise ZygoteDied("the jail's zygote died", retryable=True)
-        if word != "ready":
-            shelf.free.append(slot)
-            raise BackendFailed(f"the jail could not be set up: {' '.join(why)}")
-        return Jail(shelf, slot, list(fds))
+        with self._lock:
+            shelf.waiting += 1
+        try:
+            return shelf.read(self._next_message(shelf))
+        finally:
+            with self._lock:
+                shelf.waiting -= 1
 
     @staticmethod
     def _checked(jail: Jail) -> Jail:
@@ -321,12 +151,12 @@ class Zygote:
             raise ZygoteDied("a parked jail was killed", retryable=True)
         return jail
 
-    def _next_message(self, shelf: Shelf) -> tuple[bytes, Ancillary]:
+    def _next_message(self, shelf: Shelf) -> Message:
         """What the shelf holds, as soon as it holds something; ZygoteDied if nobody is left."""
         deadline = time.monotonic() + _START_SECONDS
         while True:
             try:
-                return _message(shelf)
+                return shelf.message()
             except BlockingIOError:
                 pass  # it is still being made: wait, and see whether its makers live
             poll = select.poll()
@@ -360,11 +190,7 @@ class Zygote:
             if reuse:
                 shelf.free.append(slot)
                 return
-            slot.close()
-            shelf.slots.pop(slot.number, None)
-        if slot.group is not None:
-            slot.group.kill()
-            slot.group.remove()
+        shelf.drop(slot)
 
     def close(self) -> None:
         """End it and everything in it; returns when the kernel has."""
@@ -373,13 +199,13 @@ class Zygote:
         with self._lock:
             self._closed = self.retired = True
             shelves = list(self._shelves.values())
-        self._control.close()
-        for shelf in shelves:
-            shelf.close()
+            self._control.close()
+            for shelf in shelves:
+                shelf.close()
         probe.let_go()  # at the same time
         self._blank.end()
         for shelf in shelves:
-            _remove_groups(shelf)
+            shelf.remove_groups()
 
     def _known(self) -> set[int]:
         return {shelf.number for shelf in self._shelves.values()}
@@ -403,26 +229,26 @@ class Zygote:
         """Its slots end when we close their sockets, and their parked jails end with them."""
         del self._shelves[shelf.shape]
         shelf.close()
-        _remove_groups(shelf)
+        shelf.remove_groups()
 
     def _order(self, shelf: Shelf, *, parked: bool = True) -> None:
         """Have one made. One that is not to be parked need not warm up: somebody waits for it."""
         shape, cpus = shelf.shape, self.facts.cpus
         first = next(self._core)
         cores = tuple(cpus[(first + i) % len(cpus)] for i in range(shape.cores))
-        slot = self._slot(shelf)
         # With more callers than processors it would not wait for long enough to warm up.
         parked = parked and shelf.busy <= len(cpus)
-        order = {"slot": slot.number, "parked": parked, **shape.message(cores)}
         # What it saves a caller at the end takes as long to make, and others wait for processors.
-        order["keeper"] = shape.keeper and parked
+        keeper = shape.keeper and parked
+        slot = self._slot(shelf, shape.processes + 2 + keeper)  # slot, anchor and keeper are ours
+        order = {"slot": slot.number, "parked": parked, **shape.message(cores), "keeper": keeper}
         try:
             slot.orders.sendall(marshal.dumps(order))
         except OSError as error:
             raise ZygoteDied(f"the jail's zygote died: {error}", retryable=True) from error
         shelf.available += 1
 
-    def _slot(self, shelf: Shelf) -> Slot:
+    def _slot(self, shelf: Shelf, processes: int) -> Slot:
         """A slot with the limits of the shelf's shape: the one that rested longest, or a new one.
 
         What the last run had mounted is then gone.
@@ -430,10 +256,10 @@ class Zygote:
         if shelf.free:
             slot = shelf.free.pop(0)
             if slot.group is not None:
-                slot.group.renew()
+                slot.group.renew(processes)
             return slot
         grouped = "cgroup" in self.outer.layers and self.facts.cgroup is not None
-        group = self._group(shelf.shape) if grouped else None
+        group = self._group(shelf.shape, processes) if grouped else None
         orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         fds = [os.open(path, os.O_WRONLY) for path in (group.procs if group is not None else ())]
         slot = Slot(next(self._numbers), group, orders)
@@ -449,7 +275,7 @@ class Zygote:
                 os.close(fd)
         return slot
 
-    def _group(self, shape: Shape) -> Group:
+    def _group(self, shape: Shape, processes: int) -> Group:
         from ..linux.cgroup import Group
 
         assert self.facts.cgroup is not None
@@ -457,38 +283,10 @@ class Zygote:
             self.facts.cgroup,
             os.urandom(8).hex(),
             memory=shape.memory,
-            processes=shape.processes + 2 + shape.keeper,  # slot, anchor and keeper are ours
+            processes=processes,
             cpus=shape.cpus,
             die_together=False,
         )
-
-
-def _message(shelf: Shelf) -> tuple[bytes, Ancillary]:
-    """BlockingIOError if there is none."""
-    space, flags = socket.CMSG_SPACE(4 * 8), socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-    return shelf.socket.recvmsg(1 << 13, space, flags)[:2]
-
-
-def _after_fork() -> None:
-    """A fork has none of its parent's jails, and must not keep their streams open."""
-    while _at_hand:
-        _at_hand.pop().drop()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
-
-def _remove_groups(shelf: Shelf) -> None:
-    for slot in shelf.slots.values():
-        if slot.group is not None:
-            slot.group.kill()
-            slot.group.remove()
-    shelf.slots.clear()
-
-
-class ZygoteDied(BackendFailed):
-    """The warm process is gone; another one can be started."""
 
 
 def id_range(root: bool) -> tuple[int, int] | None:

@@ -100,8 +100,7 @@ class Channel:
         """Send `frame` and say nothing more, so that what runs at exit cannot either."""
         if self.usable:
             self._put(frame)
-            for fd in {self._read_fd, self._write_fd}:
-                os.close(fd)
+            os.close(self._write_fd)
         self._pid = -1
 
 
@@ -388,6 +387,8 @@ def main(read_fd: int, write_fd: int | None = None, request: dict[str, Any] | No
     interpreter = ready(read_fd, write_fd)
     if request is None:
         request = _requested(interpreter.channel)
+    if write_fd is not None:
+        os.close(read_fd)  # nothing more comes; later it may be a file of the program's
     if request is not None:
         serve(interpreter, request)
 

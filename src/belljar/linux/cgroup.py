@@ -203,15 +203,20 @@ class Group:
         except FileNotFoundError:
             return None
 
-    def renew(self) -> None:
-        """For the next run with the same limits: all members are gone, counting starts again."""
-        if self._released:
-            try:
-                self._write(self._pids, "pids.max", str(self._processes))
+    def renew(self, processes: int) -> None:
+        """For the next run, with `processes` and otherwise the same limits.
+
+        All members are gone, counting starts again.
+        """
+        try:
+            if self._released or processes != self._processes:
+                self._write(self._pids, "pids.max", str(processes))
+                self._processes = processes
+            if self._released:
                 self._limit_cpu()
-            except OSError as error:
-                raise BackendFailed(f"{_LOST} ({error})") from error
-            self._released = False
+        except OSError as error:
+            raise BackendFailed(f"{_LOST} ({error})") from error
+        self._released = False
         self._earlier["oom_kill"] += self.oom_kills()
         self._earlier["max"] += self.forks_refused()
         if self._version == 1:

@@ -78,6 +78,7 @@ class Keeper:
 
     def _come_here(self) -> None:
         try:
+            self.check_number()
             os.sched_setaffinity(self._number, (syscalls.current_cpu(),))
         except OSError:
             return  # it is gone, or not ours to move: then it ends where it likes

@@ -160,10 +160,13 @@ def _one_run(desk: _Desk, shape: dict[str, Any], settled: Settled) -> None:
     run.handed_over()
     try:
         _watch(run, shape["watch"])
-    finally:
-        # First what keeps its files: when the anchor is gone, the next run's memory is counted.
+    except BaseException:
+        run.end()  # first, because it may go on
         run.close()
-        run.end()
+        raise
+    # First what keeps its files: when the anchor is gone, the next run's memory is counted.
+    run.close()
+    run.end()
 
 
 def _start(run: _Run, desk: _Desk, shape: dict[str, Any], settled: Settled) -> None:

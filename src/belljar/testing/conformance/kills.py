@@ -95,6 +95,35 @@ for sender in [attempt(connection) for _ in range(8)]:
 time.sleep(60)
 """
 
+# What it says it takes back, so that whoever was told of it may wait for it in vain. When he does,
+# he leaves what is said elsewhere: then not another word.
+STEALING = """
+import os, select, time
+def attempt(act, *arguments):
+    try:
+        return act(*arguments)
+    except OSError:
+        return None
+out, err = [
+    attempt(os.open, f"/proc/self/fd/{fd}", os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    for fd in (1, 2)
+]
+end = time.perf_counter() + 2
+while out is not None and err is not None and time.perf_counter() < end:
+    for wait in range(10, 200, 3):
+        os.write(1, b"x")
+        until = time.perf_counter() + wait / 1e6  # the reader is on its way
+        while time.perf_counter() < until: pass
+        attempt(os.read, out, 100)
+        os.write(2, b".")
+        time.sleep(0.001)
+        if select.select([err], [], [], 0)[0]:
+            time.sleep(0.02)
+            if select.select([err], [], [], 0)[0]:
+                time.sleep(60)
+time.sleep(60)
+"""
+
 
 class Kills(Backed):
     @pytest.mark.parametrize("ending", ENDINGS)
@@ -202,6 +231,32 @@ class Kills(Backed):
         result = jar.run(LINGERING, timeout=1)
         assert time.monotonic() - started < 30
         assert (result.status, result.stderr) == (Status.TIMEOUT, "")
+
+    def test_a_program_cannot_make_the_host_wait_for_output_that_it_took_back(
+        self, jar: Jar
+    ) -> None:
+        jar.needs_own_process()
+        jar.needs(timeout=3)
+        started = time.monotonic()
+        result = jar.run(STEALING, timeout=3)
+        assert time.monotonic() - started < 30
+        assert result.status is Status.TIMEOUT
+        assert set(result.stdout) <= {"x"} and set(result.stderr) <= {"."}
+
+    @pytest.mark.parametrize("end", [4, 64])
+    def test_a_program_may_close_what_it_did_not_open(self, jar: Jar, end: int) -> None:
+        jar.needs_own_process()
+        jar.needs_processes()  # in WebAssembly all its directories are such descriptors
+        code = f"""
+import os
+os.closerange(3, {end})
+kept = open("first", "w")
+kept.write("said late")
+print("on")
+"""
+        result = jar.run(code)
+        assert (result.status, result.stdout, result.exit_code) == (Status.SUCCESS, "on\n", 0)
+        assert {name: each.size for name, each in result.files.items()} == {"first": 9}
 
 
 def held() -> tuple[int, int, int]:
