@@ -307,9 +307,10 @@ def test_running_out_of_descriptors_anywhere_is_our_failure_and_leaks_none() -> 
     run("1")
     before = descriptors()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = [number for number in range(soft) if str(number) not in before]
     failed = 0
     for room in range(64):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (len(before) + room, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free[room], hard))
         try:
             result = run("6 * 7", stdin=b"x", timeout=10)
         except (BelljarError, OSError):

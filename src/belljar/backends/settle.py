@@ -52,7 +52,12 @@ class _Open:
             import logging
 
             logging.getLogger("belljar").error("a run that was not waited for: %s", error)
-        self._cleanup.close()
+        try:
+            self._cleanup.close()
+        except Exception as error:  # noqa: BLE001 - nor must its place
+            import logging
+
+            logging.getLogger("belljar").error("after a run: %s", error)
         return True
 
     def kill(self) -> None:
@@ -148,6 +153,12 @@ class Settler:
             then()
 
     def _work(self) -> None:
+        try:
+            self._look_after_all()
+        finally:
+            self._then()
+
+    def _look_after_all(self) -> None:
         pending: list[_Open | _Over] = []
         closing = False
         while pending or not closing:
@@ -173,4 +184,3 @@ class Settler:
                 looking.register(each.wakes, select.POLLIN)
             looking.poll(_LOOK_MILLISECONDS)
             pending = [each for each in pending if not each.is_over()]
-        self._then()

@@ -230,9 +230,14 @@ class Slot:
                 self._process = -1
 
     def remove_group(self) -> None:
-        if self.group is not None:
-            self.group.kill()
-            self.group.remove()
+        """Once, whoever comes first: a backend may be closed while its runs end."""
+        with self._lock:
+            group, self.group = self.group, None
+        if group is not None:
+            try:
+                group.kill()
+            finally:
+                group.remove()
 
 
 class ZygoteDied(BackendFailed):

@@ -104,6 +104,7 @@ class Zygote:
                     self._order(shelf, parked=False)
                 shelf.available -= 1
                 jail = shelf.take_from_hand()
+                shelf.waiting += jail is None
             return self._checked(jail if jail is not None else self._receive(shelf))
         except BaseException:
             with self._lock:
@@ -136,8 +137,6 @@ class Zygote:
                 # The next caller has his own made, and hears why.
 
     def _receive(self, shelf: Shelf) -> Jail:
-        with self._lock:
-            shelf.waiting += 1
         try:
             return shelf.read(self._next_message(shelf))
         finally:
@@ -190,6 +189,7 @@ class Zygote:
             if reuse:
                 shelf.free.append(slot)
                 return
+            shelf.slots.pop(slot.number, None)
         shelf.drop(slot)
 
     def close(self) -> None:
