@@ -6,8 +6,10 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import container_engines
@@ -36,6 +38,16 @@ def pytest_configure(config: pytest.Config) -> None:
     own.chmod(0o1777)  # tests that run as somebody else use it, too
     os.environ["TMPDIR"] = tempfile.tempdir = str(own)
     config.add_cleanup(lambda: shutil.rmtree(own, ignore_errors=True))
+
+
+@pytest.fixture(autouse=True)
+def no_shared_runner_is_left() -> Iterator[None]:
+    """What `belljar.run` keeps warm would be found by tests that look for leftovers."""
+    yield
+    api = sys.modules.get("belljar.api")
+    if api is not None and api._runner is not None:
+        api._runner.close()
+        api._runner = None
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -17,10 +17,12 @@ from belljar.backends.docker_pool import Pool
 from belljar.backends.gvisor import GvisorBackend
 from belljar.testing.conformance import (
     Files,
+    Imports,
     Kills,
     Limits,
     Policies,
     Programs,
+    Projects,
     Reach,
     Results,
     Runs,
@@ -85,7 +87,7 @@ class InContainers:
         return lent(self.backend_name)()
 
 
-class Cage(InContainers, Limits, Reach, Kills):
+class Cage(InContainers, Limits, Reach, Projects, Kills):
     """The parts that are about the sandbox itself."""
 
     def test_nothing_of_a_run_stays_in_the_host_process(self, jar: Any) -> None:
@@ -96,7 +98,7 @@ class Cage(InContainers, Limits, Reach, Kills):
         super().test_nothing_of_a_run_stays_in_the_host_process(jar)
 
 
-class Rest(InContainers, Results, Values, Programs, Files, Runs, Policies):
+class Rest(InContainers, Results, Values, Programs, Files, Imports, Runs, Policies):
     """The parts that are mostly about the agent and the worker, which are everywhere the same."""
 
     images = ("node", "bash", "data")

@@ -55,10 +55,12 @@ def test_run_has_the_signature_that_others_rely_on() -> None:
     assert defaults == {
         "language": "python", "backend": "auto", "level": "standard", "policy": None,
         "timeout": None, "memory": None, "cpus": None, "processes": None, "disk": None,
-        "output": None, "open_files": None, "fuel": None, "stdin": b"", "args": (), "env": None,
-        "files": None, "outputs": (), "context": None, "mounts": (), "network": None,
+        "output": None, "value": None, "displays": None, "open_files": None, "fuel": None,
+        "stdin": b"", "args": (), "env": None, "files": None, "outputs": (), "context": None,
+        "mounts": (), "network": None,
         "modules": None, "min_isolation": None, "python": None, "image": None, "on_stdout": None,
         "on_stderr": None, "settle": None, "require_libraries": (), "retry": None,
+        "fallback": None,
     }  # fmt: skip
     assert {p.kind for name, p in shown.items() if name != "code"} == {
         inspect.Parameter.KEYWORD_ONLY

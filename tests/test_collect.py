@@ -395,3 +395,36 @@ def test_what_a_dying_process_still_writes_is_removed_too(work: Path) -> None:
         writer.join()
         os.close(inside)
     assert written.is_set()
+
+
+def test_long_names_are_cut_in_warnings_and_counted(work: Path) -> None:
+    deep = work / ("d" * 250) / ("\x01" * 250)
+    deep.mkdir(parents=True)
+    (deep / "first").write_bytes(b"x")
+    for number in range(100):
+        os.link(deep / "first", deep / f"{number}-{'e' * 200}")
+    found = changed(work, "*")
+    alike = [text for text in found.warnings if "hard link" in text]
+    assert len(alike) == 21
+    assert alike[-1] == "and 81 more: has a second hard link and was not read"
+    assert max(map(len, found.warnings)) < 300
+
+
+def test_names_are_listed_up_to_a_bound(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(20):
+        (work / f"{number:02}-{'n' * 97}").write_bytes(b"")
+    assert (len(changed(work).files), changed(work).truncated) == (20, False)
+    monkeypatch.setattr(collect, "MAX_NAMES", 1000)
+    found = changed(work)
+    assert (len(found.files), found.truncated) == (10, True)
+    assert found.warnings == [
+        "only the first 10 changed files are listed: names take at most 1000 bytes"
+    ]
+
+
+def test_warnings_of_any_collector_are_bounded() -> None:
+    assert collect.bounded(["a", "b"]) == ["a", "b"]
+    kept = collect.bounded(["x" * 5000] * 500)
+    assert len(kept) == 101
+    assert max(map(len, kept)) < 1100
+    assert kept[-1] == "and 400 more warnings"

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from belljar import config
 from belljar.config import Settings
-from belljar.config_keys import ALIASES, KEYS, VARIABLES
+from belljar.config_keys import ALIASES, FOUND, KEYS, VARIABLES
 from belljar.errors import ConfigError
+from belljar.minima import LEAST
 from belljar.policy import DANGEROUS_MODULES, Isolation
+from belljar.policy_fields import LIMITS
 from belljar.resolve import resolve
 
 
@@ -72,21 +74,19 @@ def test_without_any_source_every_setting_is_the_default(host: Host) -> None:
 
 
 def test_each_source_wins_over_the_one_before_it(host: Host) -> None:
-    host.operator("[defaults]\ntimeout = 1\nmemory = '1M'\ncpus = 1\nprocesses = 1\ndisk = '1M'")
-    host.user("[defaults]\nmemory = '2M'\ncpus = 2\nprocesses = 2\ndisk = '2M'")
-    host.found("[defaults]\ncpus = 3\nprocesses = 3\ndisk = '3M'")
+    host.operator("[defaults]\ntimeout = 1\nmemory = '8M'\ncpus = 1\nprocesses = 1\ndisk = '1M'")
+    host.user("[defaults]\nmemory = '9M'\ncpus = 2\nprocesses = 2\ndisk = '2M'")
+    host.found("[defaults]\ncpus = 3\nprocesses = 3\ndisk = '3M'\nmemory = '8M'")
     loaded = host.load(
         BELLJAR_PROCESSES="4", BELLJAR_DISK="4M", overrides={"defaults": {"disk": "5M"}}
     )
-    assert loaded.defaults == {
-        "timeout": 1,
-        "memory": 2 << 20,
-        "cpus": 3,
-        "processes": 4,
-        "disk": 5 << 20,
-    }
+    limits = resolve(loaded.level, {}, defaults=loaded.defaults, found=loaded.found).policy.limits
+    assert (limits.timeout, limits.memory, limits.cpus) == (1, 8 << 20, 2)
+    assert (limits.processes, limits.disk) == (4, 5 << 20)
+    assert loaded.to_dict()["defaults.memory"] == 8 << 20
+    assert loaded.to_dict()["defaults.cpus"] == 2
     assert loaded.sources["defaults.timeout"] == f"file {host.operator_file}"
-    assert loaded.sources["defaults.cpus"] == "file ./belljar.toml"
+    assert loaded.sources["defaults.memory"] == "file ./belljar.toml"
     assert loaded.sources["defaults.processes"] == "env BELLJAR_PROCESSES"
     assert loaded.sources["defaults.disk"] == "override"
 
@@ -94,10 +94,10 @@ def test_each_source_wins_over_the_one_before_it(host: Host) -> None:
 def test_a_named_file_replaces_the_found_one(host: Host, tmp_path: Path) -> None:
     host.found("[defaults]\ntimeout = 1")
     named = tmp_path / "named.toml"
-    named.write_text("[defaults]\nmemory = '1M'")
-    assert host.load(BELLJAR_CONFIG=str(named)).defaults == {"memory": 1 << 20}
-    assert host.load(path=str(named)).defaults == {"memory": 1 << 20}
-    assert host.load().defaults == {"timeout": 1}
+    named.write_text("[defaults]\nmemory = '8M'")
+    assert host.load(BELLJAR_CONFIG=str(named)).defaults == {"memory": 8 << 20}
+    assert host.load(path=str(named)).defaults == {"memory": 8 << 20}
+    assert host.load().found == {"timeout": 1}
 
 
 def test_a_named_file_that_is_not_there_is_an_error(host: Host) -> None:
@@ -329,7 +329,7 @@ _CEILINGS = st.fixed_dictionaries(
     {},
     optional={
         "timeout": st.floats(0.1, 1e6),
-        "memory": st.integers(1, 1 << 40),
+        "memory": st.integers(4 << 20, 1 << 40),
         "processes": st.integers(1, 1 << 20),
         "network": st.sampled_from(["off", "hosts", "any"]),
         "mounts": st.sampled_from(["none", "ro", "rw"]),
@@ -365,7 +365,7 @@ def test_whatever_the_others_say_the_ceiling_is_never_past_the_operators(
 @pytest.mark.parametrize("mode", [0o664, 0o646, 0o666])
 def test_a_found_file_that_others_may_write_is_refused(host: Host, mode: int) -> None:
     path = host.found("backend = 'docker'")
-    assert host.load().backend == "docker"
+    assert host.load().found_backend == "docker"
     path.chmod(mode)
     assert refusal(host.load).fix == "run `chmod go-w belljar.toml`"
 
@@ -376,7 +376,7 @@ def test_a_found_file_of_another_user_is_refused(host: Host) -> None:
     os.chown(path, 12345, 12345)
     assert "12345" in str(refusal(host.load))
     os.chown(path, 0, 0)
-    assert host.load().backend == "docker"
+    assert host.load().found_backend == "docker"
 
 
 def test_a_found_pipe_or_directory_is_refused_without_waiting(host: Host) -> None:
@@ -398,7 +398,12 @@ def test_a_found_pipe_or_directory_is_refused_without_waiting(host: Host) -> Non
         "[defaults]\nnetwork = 'any'",
         "[defaults]\nnetwork = ['exfil.example']",
         "[defaults.filesystem]\nread_only = ['/home']",
+        "[defaults.filesystem]\nread_write = ['/home']",
+        "[defaults.filesystem]\nprotect = false",
+        "[defaults.filesystem]\nprivate_tmp = false",
         "[ceiling]\ntimeout = 3600",
+        "store_code = 'never'",
+        "store_code = 'always'",
     ],
 )
 def test_a_found_file_cannot_loosen_the_sandbox_but_a_named_one_can(host: Host, text: str) -> None:
@@ -414,13 +419,14 @@ def test_a_found_file_cannot_loosen_the_sandbox_but_a_named_one_can(host: Host, 
         ("level = 'strict'", "level = 'standard'"),
         ("backend = 'docker'", "backend = 'subprocess'"),
         ("block_dangerous_imports = true", "block_dangerous_imports = false"),
+        ("level = 'permissive'", "level = 'standard'"),
     ],
 )
 def test_a_found_file_cannot_undo_what_the_user_chose(host: Host, chosen: str, text: str) -> None:
     host.found(text)
     host.load()
     host.user(chosen)
-    refusal(host.load)
+    assert "BELLJAR_CONFIG" in str(refusal(host.load))
 
 
 @pytest.mark.parametrize(
@@ -431,9 +437,184 @@ def test_a_found_file_cannot_undo_what_the_user_chose(host: Host, chosen: str, t
         "block_dangerous_imports = true",
         "[defaults]\ntimeout = 120\nnetwork = 'off'\nmin_isolation = 'vm'\nmodules = 'level'",
         "[defaults.filesystem]\nhidden = ['/srv']",
-        "[ceiling]\ntimeout = 5\nmemory = '1G'\nnetwork = 'off'",
+        "[ceiling]\ntimeout = 5\nmemory = '1G'\nnetwork = 'off'\ninterpreters = []",
     ],
 )
 def test_a_found_file_may_tune_and_tighten(host: Host, text: str) -> None:
     host.found(text)
     assert "file ./belljar.toml" in host.load().sources.values()
+
+
+# For each key the loosest value that a file can give it.
+LOOSEST: dict[str, Any] = {
+    "backend": "inprocess",
+    "level": "permissive",
+    **dict.fromkeys(
+        (f"{table}.{name}" for table in ("defaults", "ceiling") for name in LIMITS), 300
+    ),
+    **dict.fromkeys(
+        (f"{table}.{name}" for table in ("defaults", "ceiling") for name in ("memory", "disk")),
+        1 << 40,
+    ),
+    "defaults.network": "any",
+    "defaults.filesystem": {"read_only": ["/"], "protect": False, "private_tmp": False},
+    "defaults.modules": "any",
+    "defaults.min_isolation": "none",
+    "ceiling.network": "any",
+    "ceiling.mounts": "unprotected",
+    "ceiling.min_isolation": "none",
+    "ceiling.interpreters": ["/usr/bin/python3", "/tmp/python"],
+    "fallback.allow": ["inprocess", "subprocess"],
+    "fallback.enabled": True,
+    "block_dangerous_imports": False,
+    "store_code": "always",
+    "language_file": "l.toml",
+    "user": "0:0",
+    "docker_host": "tcp://elsewhere:2375",
+}
+
+
+def test_the_documentation_says_what_a_found_file_may_do_to_each_key() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "configuration.md").read_text()
+    for key, rule in FOUND.items():
+        assert f"| `{key}` | {rule.may} |" in text
+
+
+# What holds without the file: tighter than `LOOSEST` in every key.
+TIGHT = """
+    level = "strict"
+    block_dangerous_imports = true
+    [defaults]
+    timeout = 2
+    network = "off"
+    modules = ["math"]
+    min_isolation = "jail"
+    filesystem = { hidden = ["/srv"] }
+    [ceiling]
+    network = "off"
+    mounts = "none"
+    min_isolation = "jail"
+    interpreters = ["/usr/bin/python3"]
+"""
+
+
+def test_every_key_states_what_a_found_file_may_do_to_it() -> None:
+    assert set(FOUND) == set(KEYS)
+    assert set(LOOSEST) == set(KEYS), "a new key needs its loosest value here"
+
+
+@pytest.mark.parametrize("key", sorted(KEYS))
+@pytest.mark.parametrize("operator", ["", TIGHT], ids=["nothing set", "all set"])
+def test_no_key_of_a_found_file_loosens_anything(host: Host, key: str, operator: str) -> None:
+    """Whatever the file says: it is refused, or nothing is looser than without it."""
+    operator += "".join(
+        f"    {name} = {int(LEAST.get(name, 3)) or 3}\n"
+        for name in LIMITS
+        if operator and f"{name} =" not in operator
+    )
+    host.operator(operator)
+    without = host.load()
+    given: Any = LOOSEST[key]
+    for part in reversed(key.split(".")):
+        given = {part: given}
+    host.found(_toml(given))
+    try:
+        loaded = host.load()
+    except ConfigError as error:
+        assert "BELLJAR_CONFIG" in str(error)
+        return
+    for level in ("permissive", "standard", "strict", None):
+        old, new = (
+            resolve(
+                level or each.level, {}, ceiling=each.ceiling, defaults=each.defaults,
+                found=each.found,
+            ).policy
+            for each in (without, loaded)
+        )  # fmt: skip
+        for name in LIMITS:
+            before, now = getattr(old.limits, name), getattr(new.limits, name)
+            assert before is None or now <= before
+        assert new.min_isolation.at_least(old.min_isolation)
+        assert (new.network, new.filesystem) == (old.network, old.filesystem)
+        assert new.modules == old.modules
+    assert (loaded.backend, loaded.level) == (without.backend, without.level)
+    for name in ("fallback_allow", "block_dangerous_imports", "store_code", "language_file"):
+        assert getattr(loaded, name) == getattr(without, name)
+    assert (loaded.user, loaded.docker_host) == (without.user, without.docker_host)
+    if operator or key != "ceiling.interpreters":
+        bounds = [name for name in LIMITS if getattr(without.ceiling, name) is not None]
+        assert all(
+            getattr(loaded.ceiling, name) <= getattr(without.ceiling, name) for name in bounds
+        )
+        assert loaded.ceiling.interpreters == without.ceiling.interpreters
+
+
+@pytest.mark.parametrize("key", sorted(KEYS))
+def test_the_same_value_in_a_named_file_is_obeyed(host: Host, key: str) -> None:
+    given: Any = LOOSEST[key]
+    for part in reversed(key.split(".")):
+        given = {part: given}
+    host.found(_toml(given))
+    loaded = host.load(BELLJAR_CONFIG="belljar.toml")
+    assert loaded.sources[key] == "file belljar.toml"
+    assert (loaded.found, loaded.found_backend) == ({}, None)
+
+
+def test_a_key_without_an_entry_is_refused_in_a_found_file(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.found("level = 'strict'")
+    assert host.load().level == "strict"
+    monkeypatch.setattr(config, "FOUND", {k: v for k, v in FOUND.items() if k != "level"})
+    assert refusal(host.load).field == "level"
+
+
+def test_a_found_limit_is_not_above_the_level_that_a_request_names(host: Host) -> None:
+    host.found("[defaults]\ntimeout = 20\nmemory = '20G'\nfuel = 1000")
+    loaded = host.load()
+    limits = resolve("strict", {}, defaults=loaded.defaults, found=loaded.found).policy.limits
+    assert (limits.timeout, limits.memory, limits.fuel) == (10, 256 << 20, 1000)
+    limits = resolve("standard", {}, defaults=loaded.defaults, found=loaded.found).policy.limits
+    assert limits.timeout == 20
+    asked = {"timeout": 25}  # the caller's own
+    assert resolve("standard", asked, found=loaded.found).policy.limits.timeout == 25
+
+
+def test_a_found_file_hides_more_paths_and_shows_those_of_the_operator(host: Host) -> None:
+    host.operator("[defaults.filesystem]\nread_only = ['/data']\nhidden = ['/data/keys']")
+    host.found("[defaults.filesystem]\nhidden = ['/data/more']")
+    loaded = host.load()
+    files = resolve("standard", {}, defaults=loaded.defaults, found=loaded.found).policy.filesystem
+    assert files.read_only == ("/data",)
+    assert set(files.hidden) == {"/data/keys", "/data/more"}
+
+
+@pytest.mark.parametrize(
+    ("trusted", "asked", "allow", "deny"),
+    [
+        (["math", "json"], ["json.decoder", "os"], ("json.decoder",), ()),
+        (["json.decoder"], ["json"], ("json.decoder",), ()),
+        ("any", ["json"], ("json",), ()),
+        ("safe", ["posix", "os", "runpy", "math"], ("math",), DANGEROUS_MODULES),
+        ({"allow": ["math"], "deny": ["json"]}, "any", ("math",), ("json",)),
+    ],
+)
+def test_a_found_list_of_modules_only_narrows(
+    trusted: Any, asked: Any, allow: Any, deny: Any
+) -> None:
+    given = {"defaults": {"modules": trusted}, "found": {"modules": asked}}
+    modules = resolve("standard", {}, **given).policy.modules
+    assert (modules.allow, modules.deny) == (allow, deny)
+
+
+def _toml(given: Any) -> str:
+    """`given` as TOML, all in one line: inline tables."""
+
+    def value(each: Any) -> str:
+        if isinstance(each, dict):
+            return "{ " + ", ".join(f"{k} = {value(v)}" for k, v in each.items()) + " }"
+        if isinstance(each, bool):
+            return str(each).lower()
+        return repr(each)
+
+    return "\n".join(f"{name} = {value(each)}" for name, each in given.items())

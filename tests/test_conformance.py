@@ -15,6 +15,7 @@ from belljar.linux import probe
 from belljar.testing.conformance import (
     BackendConformance,
     Files,
+    Imports,
     Kills,
     Limits,
     Policies,
@@ -110,14 +111,14 @@ class TestSubprocessWithoutCgroups(WithoutCgroups, Limits, Reach, Kills):
 
 @pytest.mark.soak
 class TestSubprocessWithoutNamespacesRest(
-    WithoutNamespaces, Results, Values, Programs, Files, Runs, Policies
+    WithoutNamespaces, Results, Values, Programs, Files, Imports, Runs, Policies
 ):
     pass
 
 
 @pytest.mark.soak
 class TestSubprocessWithoutCgroupsRest(
-    WithoutCgroups, Results, Values, Programs, Files, Runs, Policies
+    WithoutCgroups, Results, Values, Programs, Files, Imports, Runs, Policies
 ):
     pass
 

@@ -19,13 +19,14 @@ from belljar.engine import Engine
 from belljar.errors import (
     BackendFailed,
     BackendUnavailable,
+    LimitValue,
     PolicyError,
     PolicyUnenforceable,
 )
 from belljar.events import Event, Output, RunFailed, RunFinished, RunStarted
 from belljar.policy import Ceiling, Isolation, Policy
 from belljar.testing import FakeBackend
-from belljar.types import Mount, Request, Result, Status
+from belljar.types import Fallback, Mount, Request, Result, Status
 
 LADDER = ("none", "process", "landlock", "jail", "wasm", "vm")
 MISSING = Availability(available=False, reason="not installed", fix="apt-get install it")
@@ -108,7 +109,15 @@ def test_when_nobody_can_hold_it_all_refusals_are_told() -> None:
         jar.run(Request(code="1"), wishes={"min_isolation": "jail"})
     assert set(refusal.value.fields) == {"network", "min_isolation"}
     assert all(name in str(refusal.value) for name in ("leaky", "missing", "soft"))
-    assert refusal.value.fix == "belljar doctor"
+    said, *rows = refusal.value.message.splitlines()
+    assert said == "no backend here can enforce this policy"
+    assert rows == [
+        "  leaky    network: absent: nothing closes it",
+        "  missing  not available: not installed",
+        "  soft     min_isolation: needs jail, soft is process",
+    ]
+    assert refusal.value.fix == "ask for a lower min_isolation; or see `belljar doctor`"
+    assert str(refusal.value).endswith(f"\nfix: {refusal.value.fix}")
 
 
 def test_best_effort_is_enough_for_process_and_for_nothing_above() -> None:
@@ -163,7 +172,7 @@ def preferred(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         ("jail", "process", (), False),
         ("vm", "jail", (), False),
         ("jail", "process", ("other",), True),
-        ("jail", "none", ("other",), False),  # allowed, and still below the level's floor
+        ("jail", "none", ("other",), True),  # below the level's floor, as the operator allows
         ("jail", "process", ("somebody",), False),
     ],
 )
@@ -183,7 +192,127 @@ def test_a_missing_backend_falls_back_only_as_far_as_it_may(
     result = jar.run(Request(code="1"), backend="wanted")
     assert result.backend == "other"
     assert result.backend_reason == "fallback from wanted"
-    assert [w for w in result.warnings if "'wanted' is not available" in w and "'other'" in w]
+    assert result.warnings == ("'wanted' is not available (not installed); ran on 'other'",)
+    assert result.fallback == Fallback(
+        wanted="wanted", used="other", why="not installed", fix="apt-get install it"
+    )
+
+
+ASKED: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"wishes": {"min_isolation": "process"}}, {}),
+    ({}, {"ceiling": Ceiling(min_isolation=Isolation.PROCESS)}),
+    ({}, {"defaults": {"min_isolation": "process"}}),
+]
+
+
+@pytest.mark.parametrize(("asked", "settings"), ASKED)
+@pytest.mark.parametrize("backend", ["wanted", "auto"])
+def test_fallback_allow_never_goes_below_an_explicit_floor(
+    preferred: Callable[..., None], asked: dict[str, Any], settings: dict[str, Any], backend: str
+) -> None:
+    preferred("wanted")
+    for floor, runs in (("none", False), ("process", True)):
+        weak = fake("weak", floor)
+        jar = engine(
+            fake("wanted", availability=MISSING), weak, fallback_allow=("weak",), **settings
+        )
+        if runs:
+            assert jar.run(Request(code="1"), level="strict", backend=backend, **asked).success
+        else:
+            with pytest.raises((BackendUnavailable, PolicyUnenforceable)):
+                jar.run(Request(code="1"), level="strict", backend=backend, **asked)
+            assert not weak.plans
+
+
+def test_fallback_allow_lets_auto_run_a_strict_program_below_the_levels_floor() -> None:
+    jar = engine(
+        fake("jail", availability=MISSING), fake("subprocess", "process"),
+        fallback_allow=("subprocess",),
+    )  # fmt: skip
+    result = jar.run(Request(code="1"), level="strict", backend="auto")
+    assert (result.backend, result.fallback is not None) == ("subprocess", True)
+    assert result.fallback is not None
+    assert (result.fallback.wanted, result.fallback.used) == ("auto", "subprocess")
+    assert "fallback.allow" in result.warnings[0]
+    refusing = engine(fake("jail", availability=MISSING), fake("subprocess", "process"))
+    with pytest.raises(PolicyUnenforceable, match=r'level "strict" needs isolation jail'):
+        refusing.run(Request(code="1"), level="strict", backend="auto")
+
+
+@pytest.mark.parametrize(
+    ("asked", "settings"), [({"fallback": False}, {}), ({}, {"fallback_enabled": False})]
+)
+def test_a_fallback_can_be_forbidden_by_the_caller_and_by_the_operator(
+    preferred: Callable[..., None], asked: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    preferred("other")
+    for refused in (True, False):
+        other = fake("other")
+        given, set_ = (asked, settings) if refused else ({}, {})
+        jar = engine(fake("wanted", availability=MISSING), other, **set_)
+        if not refused:
+            assert jar.run(Request(code="1", **given), backend="wanted").backend == "other"
+            continue
+        with pytest.raises(BackendUnavailable):
+            jar.run(Request(code="1", **given), backend="wanted")
+        assert not other.plans
+
+
+class InMemory(FakeBackend):
+    """Refuses a disk that memory cannot hold, as backends do whose work directory is memory."""
+
+    def compile(self, policy: Policy, request: Request) -> Plan:
+        if policy.limits.disk > policy.limits.memory:
+            raise PolicyUnenforceable("too large", fields=("disk",))
+        return super().compile(policy, request)
+
+
+def test_a_limits_value_does_not_lower_the_isolation() -> None:
+    weak = fake("weak", "landlock")
+    jar = engine(InMemory(name="strong", isolation=Isolation.JAIL), weak)
+    with pytest.raises(LimitValue) as refused:
+        jar.run(Request(code="1"), wishes={"disk": "2G"})
+    assert refused.value.fits == {"memory": "2G"}
+    assert "disk=2 GiB does not fit into memory=512 MiB" in refused.value.message
+    assert str(refused.value.fix).startswith('memory="2G"')
+    assert not weak.plans
+    assert jar.run(Request(code="1"), wishes={"disk": "2G", "memory": "2G"}).backend == "strong"
+    # Where memory may not be raised, the value that fits is the disk's.
+    bounded = engine(
+        InMemory(name="strong", isolation=Isolation.JAIL), weak, ceiling=Ceiling(memory=1 << 30)
+    )
+    with pytest.raises(LimitValue) as refused:
+        bounded.run(Request(code="1"), wishes={"disk": "2G"})
+    assert refused.value.fits == {"disk": "512M"}
+
+
+def test_an_equally_strong_backend_takes_what_the_first_cannot_hold() -> None:
+    jar = engine(InMemory(name="strong", isolation=Isolation.JAIL), fake("as strong", "container"))
+    assert jar.run(Request(code="1"), wishes={"disk": "2G"}).backend == "as strong"
+
+
+def test_another_reason_moves_down_to_the_floor_with_a_warning() -> None:
+    jar = engine(
+        fake("strong", enforcement={"network": absent("cannot")}), fake("weak", "landlock")
+    )
+    result = jar.run(Request(code="1"))
+    assert result.backend == "weak"
+    assert result.warnings == (
+        "'weak' isolates less than 'strong' (landlock is below jail), which cannot hold network",
+    )
+
+
+def test_the_modules_of_strict_are_named_in_the_refusal_and_in_the_explanation() -> None:
+    jar = engine(fake())
+    result = jar.run(Request(code="import sys"), level="strict")
+    assert result.error is not None
+    assert 'level "strict", which allows only json, math, statistics' in result.error.message
+    assert 'modules=["math", "statistics", "json", "sys"]' in result.error.message
+    told = jar.explain(Request(code="import sys"), level="strict")
+    assert (told.backend, told.refused) == (None, True)
+    assert result.error.message.startswith(told.reason)
+    assert jar.plan(Request(code="import sys"), level="strict").warnings == (result.error.message,)
+    assert jar.explain(Request(code="import json"), level="strict").backend == "fake"
 
 
 def test_a_fallback_that_is_missing_too_is_passed_over(preferred: Callable[..., None]) -> None:

@@ -14,7 +14,10 @@ ROOT = Path(belljar.__file__).parent
 
 # Layer -> what it may import of Belljar besides itself. A layer is a package or a module directly
 # below `belljar`; the longest matching name counts. "*" is everything.
-CORE = ("errors", "records", "units", "types", "policy", "policy_fields", "resolve", "guest.values")
+CORE = (
+    "errors", "records", "units", "types", "policy", "policy_fields", "minima", "resolve",
+    "guest.values",
+)  # fmt: skip
 LAYERS: dict[str, tuple[str, ...]] = {
     # Runs inside, on any Python from 3.9: it may not even import its own package's neighbours.
     "guest": ("guest.values",),
@@ -27,17 +30,22 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "wasm.modules": (),
     # The vocabulary.
     "records": (),
-    "errors": ("records",),
+    "errors": ("records", "types"),
     "units": ("errors",),
-    "types": ("errors", "guest.values", "records"),
+    "types": ("errors", "guest.values", "presentation", "records"),
+    "presentation": ("guest.values", "types"),
+    "explanation": (*CORE, "presentation"),
     "policy": ("errors", "records", "types", "units"),
-    "policy_fields": ("errors", "policy", "records", "types", "units"),
-    "resolve": ("errors", "policy", "policy_fields", "records", "types"),
-    "events": CORE,
+    "minima": ("errors", "policy", "units"),
+    "policy_fields": ("errors", "guest", "minima", "policy", "records", "types", "units"),
+    "found": ("lint_rules", "policy", "policy_fields", "records"),
+    "resolve": ("errors", "found", "policy", "policy_fields", "records", "types"),
+    "trusted_imports": (),
+    "events": (*CORE, "trusted_imports"),
     "capture": (),
     "collect": CORE,
     "languages": (*CORE, "config", "interpreter", "language_file", "language_host"),
-    "language_file": (*CORE, "collect", "config", "languages"),
+    "language_file": (*CORE, "collect", "config", "languages", "trusted_imports"),
     "language_host": (*CORE, "interpreter"),
     "interpreter": CORE,
     "lint": (*CORE, "lint_rules"),
@@ -47,21 +55,31 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "docker_api": ("errors",),
     "images": (*CORE, "_version", "docker_api", "images.names"),
     "images.names": ("_version", "errors"),
-    "config": (*CORE, "config_keys"),
+    "config": (*CORE, "config_keys", "found"),
     "config_keys": CORE,
     # Backends sit below the engine and know nothing of the edges.
     "backends": (
         *CORE, "capture", "collect", "docker_api", "events", "guest", "images.names",
         "interpreter", "language_host", "languages", "lint", "lint_rules", "linux", "report",
-        "wasm",
+        "trusted_imports", "wasm",
     ),
     "needs": ("lint", "records"),
     "libraries": (*CORE, "interpreter", "languages", "wasm.modules"),
     "choose": (*CORE, "languages", "needs", "wasm.modules"),
     "retrying": (*CORE, "backends", "events"),
-    "selection": (*CORE, "backends", "choose", "config", "events", "languages", "libraries"),
-    "engine": (*CORE, "backends", "config", "events", "languages", "lint", "retrying", "selection"),
-    "api": (*CORE, "backends", "collect", "config", "engine", "events", "languages", "libraries"),
+    "refusals": CORE,
+    "selection": (
+        *CORE, "backends", "choose", "config", "events", "languages", "libraries", "refusals",
+    ),
+    "engine": (
+        *CORE, "backends", "collect", "config", "events", "explanation", "languages", "lint",
+        "retrying", "selection", "trusted_imports",
+    ),
+    "async_runs": (*CORE, "backends", "trusted_imports"),
+    "api": (
+        *CORE, "async_runs", "backends", "collect", "config", "engine", "events", "languages",
+        "libraries", "trusted_imports",
+    ),
     "doctor": (*CORE, "backends", "config", "engine", "languages", "linux", "interpreter"),
     "language_report": (
         *CORE, "backends", "doctor", "interpreter", "language_host", "languages",
@@ -202,7 +220,7 @@ def test_guest_code_imports_only_the_standard_library() -> None:
                 names = [node.module or ""]
             for name in names:
                 top = name.split(".")[0]
-                optional = ("pandas", "pyarrow", "matplotlib", "numpy", "IPython")
+                optional = ("pandas", "pyarrow", "matplotlib", "numpy", "IPython", "bokeh")
                 assert top in sys.stdlib_module_names or top in optional, (
                     f"{path.name}:{node.lineno}: {name} is not in the standard library"  # type: ignore[attr-defined]
                 )

@@ -290,7 +290,7 @@ def test_the_work_stays_in_proportion_to_the_program(code: str) -> None:
 def test_the_report_says_what_how_and_what_it_is_not() -> None:
     text = report(check("import os\nimport socket\n__import__(input())", SAFE))
     assert "line 1, column 8: module 'os' is not allowed" in text
-    assert 'modules=["os", "socket", ...]' in text
+    assert 'modules=["os", "socket"]' in text
     assert 'modules="any"' in text
     assert "lint" in text
     assert "boundary" in text

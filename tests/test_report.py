@@ -24,6 +24,7 @@ def frame(kind: int, content: object = None) -> bytes:
     return encode(kind, b"" if content is None else protocol.dumps(content))
 
 
+TAGS = sorted([*values._CONTAINERS, *values._READERS])
 AN_ERROR = {"type": "OSError", "message": "m", "traceback": "t", "errno": 28}
 HONEST = [
     frame(READY, {"protocol": 1, "python": "3.12.1"}),
@@ -99,7 +100,7 @@ json_values = st.recursive(
         inner,
         max_size=5,
     )
-    | st.fixed_dictionaries({"$": st.sampled_from(sorted(values._READERS)), "v": inner}),
+    | st.fixed_dictionaries({"$": st.sampled_from(TAGS), "v": inner}),
     max_leaves=10,
 )  # fmt: skip
 

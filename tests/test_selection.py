@@ -105,6 +105,42 @@ def test_what_would_not_have_been_used_is_not_missed() -> None:
     assert (pure.backend, len(pure.warnings)) == ("gvisor", 1)  # the control arm
 
 
+# -- a backend that a found belljar.toml names
+
+
+@pytest.mark.parametrize(
+    ("named", "used", "why"),
+    [
+        ("gvisor", "gvisor", ""),
+        ("docker", "docker", ""),  # as good as the jail
+        ("jail", "jail", ""),
+        ("weak", "jail", "isolates less"),
+        ("gone", "jail", "not available"),
+        ("foreign", "jail", "not one of Belljar's own"),
+    ],
+)
+def test_a_found_files_backend_is_used_unless_it_isolates_less_than_auto(
+    named: str, used: str, why: str
+) -> None:
+    def backends() -> list[Backend]:
+        weak = FakeBackend(name="weak", isolation=Isolation.PROCESS)
+        gone = FakeBackend(
+            name="gone",
+            isolation=Isolation.VM,
+            availability=Availability(available=False, reason="there is none"),
+        )
+        return [fake("jail"), fake("docker"), fake("gvisor"), weak, gone]
+
+    result = engine(*backends(), found_backend=named).run(Request(code="1"))
+    assert result.backend == used
+    assert ("BELLJAR_CONFIG" in "".join(result.warnings)) == bool(why)
+    assert why in "".join(result.warnings)
+    if named in ("weak", "docker"):  # the control arms: a trusted source names it; the caller does
+        assert engine(*backends(), backend=named).run(Request(code="1")).backend == named
+        asked = engine(*backends(), found_backend="jail").run(Request(code="1"), backend=named)
+        assert asked.backend == named
+
+
 # -- required libraries
 
 

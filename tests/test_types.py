@@ -27,9 +27,10 @@ from belljar.types import (
 )
 
 KEYS = [
-    "id", "status", "exit_code", "signal", "limit_hit", "stdout", "stderr", "truncated", "value",
-    "error", "displays", "files", "usage", "timings", "enforcement", "kill", "settled",
-    "backend", "backend_reason", "retried", "isolation", "warnings",
+    "id", "status", "exit_code", "signal", "limit_hit", "explanation", "stdout", "stderr",
+    "truncated", "value", "error", "displays", "files", "usage", "timings", "enforcement",
+    "kill", "settled", "backend", "backend_reason", "fallback", "retried", "isolation",
+    "warnings",
 ]  # fmt: skip
 
 any_text = st.text(st.characters(), max_size=20)  # lone surrogates included

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from . import collect, languages, libraries
 from .backends.base import Cancel
@@ -17,15 +19,21 @@ from .policy import Policy
 from .policy_fields import parse_mount
 from .records import plain, replace
 from .resolve import POLICY_KEYS
-from .types import Mount, Request, Result, new_id
+from .trusted_imports import calls_application
+from .types import Language, Mount, Request, Result, new_id
+
+if TYPE_CHECKING:
+    from .async_runs import Pool
 
 OnText = Callable[[str], object]
 
 # What a request may say, apart from the policy.
 REQUEST_KEYS = (
     "language", "stdin", "args", "env", "files", "outputs", "context", "mounts", "python", "image",
-    "settle", "require_libraries", "retry",
+    "settle", "require_libraries", "retry", "fallback",
 )  # fmt: skip
+_CALLBACKS = ("on_stdout", "on_stderr")
+MAX_CONCURRENCY = 64
 RESERVED = ("functions", "secrets")
 
 
@@ -49,12 +57,14 @@ def run(
     processes: int | None = None,
     disk: int | str | None = None,
     output: int | str | None = None,
+    value: int | str | None = None,
+    displays: int | str | None = None,
     open_files: int | None = None,
     fuel: int | None = None,
     stdin: bytes | str = b"",
     args: Iterable[str] = (),
     env: Mapping[str, str] | None = None,
-    files: Mapping[str, bytes | str] | None = None,
+    files: Mapping[str, bytes | str | os.PathLike[str]] | Iterable[os.PathLike[str]] | None = None,
     outputs: Iterable[str] = (),
     context: Mapping[str, Any] | None = None,
     mounts: Iterable[Mount | str] = (),
@@ -68,6 +78,7 @@ def run(
     settle: str | None = None,
     require_libraries: Iterable[str] = (),
     retry: bool | None = None,
+    fallback: bool | None = None,
 ) -> Result:
     """Run `code` where it cannot hurt anything, and return what it did.
 
@@ -81,6 +92,9 @@ def run(
     passed over. `retry=True` runs a program that failed for want of a module once more on another
     backend at or above the floor, if nothing that it did can have been seen (`result.retried`).
 
+    A backend that is named and missing is replaced by one that isolates as well or better, and
+    `result.fallback` says so; `fallback=False` refuses instead.
+
     >>> run("6 * 7").value
     42
     """
@@ -89,12 +103,18 @@ def run(
 
 
 async def arun(code: str, **options: Any) -> Result:
-    """`run` for asyncio. Cancelling the task kills the guest before the cancellation goes on."""
+    """`run` for asyncio. Cancelling the task kills the guest before the cancellation goes on.
+
+    `on_stdout` and `on_stderr` may be coroutine functions: they are awaited in order, and what one
+    raises ends the run and is raised here. At most 64 runs go on at a time, the others wait; a
+    runner made with `create_runner(max_concurrency=...)` has its own number.
+    """
     return await _shared_runner().aexecute(code, **options)
 
 
 def create_runner(level: str | None = None, **settings: Any) -> Runner:
-    """A reusable runner. `settings` are `backend` and any keyword of `run`, as its defaults."""
+    """A reusable runner. `settings` are `backend` and any keyword of `run`, as its defaults, and
+    `max_concurrency`: how many of its asynchronous runs go on at a time (64)."""
     return Runner(level=level, **settings)
 
 
@@ -108,8 +128,15 @@ class Runner:
         backend: str | None = None,
         engine: Engine | None = None,
         settings: Settings | None = None,
+        max_concurrency: int | None = None,
         **defaults: Any,
     ) -> None:
+        if max_concurrency is not None:
+            from .async_runs import checked_concurrency
+
+            checked_concurrency(max_concurrency)
+        self._max_concurrency = max_concurrency or MAX_CONCURRENCY
+        self._pool: Pool | None = None
         _check_keys(defaults)
         self._engine = engine if engine is not None else Engine(settings)
         self._defaults = {"level": level, "backend": backend, **defaults}
@@ -129,26 +156,22 @@ class Runner:
     async def aexecute(
         self, code: str, context: Mapping[str, Any] | None = None, **overrides: Any
     ) -> Result:
-        """`execute` for asyncio; cancelling the task kills the guest."""
-        import asyncio
+        """`execute` for asyncio; cancelling the task kills the guest.
 
-        with Cancel() as cancel:
-            work = asyncio.ensure_future(
-                asyncio.to_thread(self._run, code, context, overrides, cancel)
-            )
-            try:
-                return await asyncio.shield(work)
-            except asyncio.CancelledError:
-                cancel.set()
-                # Not even a second cancellation may leave the guest to itself.
-                while not work.done():
-                    try:
-                        await asyncio.wait([work])
-                    except asyncio.CancelledError:
-                        continue
-                if not work.cancelled():
-                    work.exception()  # looked at, so that asyncio does not complain of it
-                raise
+        `on_stdout` and `on_stderr` may be coroutine functions: they are awaited on the caller's
+        loop, in order, before the result is returned.
+        """
+        if self._pool is None:
+            from .async_runs import Pool
+
+            with _runner_lock:
+                self._pool = self._pool or Pool(self._max_concurrency)
+        options = {**self._defaults, **_chosen(overrides)}
+        callbacks = {name: options[name] for name in _CALLBACKS if options.get(name) is not None}
+        return await self._pool.run(
+            lambda given, cancel: self._run(code, context, {**overrides, **given}, cancel),
+            callbacks,
+        )
 
     def _run(
         self,
@@ -172,12 +195,7 @@ class Runner:
                     wishes=usual.wishes,
                     cancel=cancel,
                 )
-        chosen = {
-            key: value
-            for key, value in overrides.items()
-            if value is not None and not isinstance(value, _Default)
-        }
-        given = {**self._defaults, **chosen}
+        given = {**self._defaults, **_chosen(overrides)}
         if context is not None:
             given["context"] = context
         _check_keys(given)
@@ -198,6 +216,8 @@ class Runner:
     def close(self) -> None:
         """End what the runner keeps warm; later calls are errors."""
         self._closed = True
+        if self._pool is not None:
+            self._pool.close()
         self._engine.close()
 
     def __enter__(self) -> Runner:
@@ -205,6 +225,15 @@ class Runner:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _chosen(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """What a call itself says; configuration may replace the rest."""
+    return {
+        key: value
+        for key, value in overrides.items()
+        if value is not None and not isinstance(value, _Default)
+    }
 
 
 class _Usual:
@@ -262,7 +291,7 @@ def build_request(
     stdin: bytes | str = b"",
     args: Iterable[str] = (),
     env: Mapping[str, str] | None = None,
-    files: Mapping[str, bytes | str] | None = None,
+    files: Mapping[str, bytes | str | os.PathLike[str]] | Iterable[os.PathLike[str]] | None = None,
     outputs: Iterable[str] = (),
     context: Mapping[str, Any] | None = None,
     mounts: Iterable[Mount | str] = (),
@@ -271,20 +300,27 @@ def build_request(
     settle: str = "now",
     require_libraries: Iterable[str] = (),
     retry: bool = False,
+    fallback: bool = True,
+    filename: str | None = None,
     settings: Settings | None = None,
 ) -> Request:
     """Check everything about a program that can be checked before choosing where it runs.
 
-    Without the engine's `settings` only the built-in languages are known.
+    Without the engine's `settings` only the built-in languages are known. `filename` is what the
+    program is called where it runs, if its language and the files beside it allow that.
     """
     if (code is None) == (not command):
         raise RequestError("code", "give either code or a command")
     if code is not None:
         _checked_code(code)
     spoken = languages.find(language, settings)
+    named = _named_files(files)
+    filename = _filename(filename, spoken, named) if code is not None else None
+    if filename is not None:
+        spoken = replace(spoken, file=filename)
     name = spoken.file if code is not None else None
     contents: dict[str, bytes] = {}
-    for path, data in _mapping("files", files).items():
+    for path, data in named.items():
         clean = collect.checked_name("files", path)
         if name is not None and _overlap(clean, name):
             raise RequestError("files", f"{clean!r} is where the program itself is written")
@@ -293,15 +329,23 @@ def build_request(
         contents[clean] = _bytes(f"files[{clean!r}]", data)
     _refuse_files_below_files(contents)
     shown = tuple(parse_mount(mount) for mount in _listed("mounts", mounts))
+    variables = _environment(_mapping("env", env))
+    if code is not None and spoken.family == "python" and "PYTHONHASHSEED" in variables:
+        raise RequestError(
+            "env",
+            "PYTHONHASHSEED has no effect: the interpreter has started before the program comes",
+            fix="set it in the program, for an interpreter that it starts: "
+            "subprocess.run([sys.executable, ...], env={'PYTHONHASHSEED': '0'})",
+        )
     return Request(
         code=code,
         command=_words("command", command),
         language=spoken.name,
         stdin=_bytes("stdin", stdin),
         args=_words("args", args),
-        env=_environment(_mapping("env", env)),
+        env=variables,
         files=contents,
-        outputs=_words("outputs", outputs),
+        outputs=_globs(outputs),
         context=_variables(_mapping("context", context)),
         mounts=_distinct(shown, {*contents, *([name] if name is not None else [])}),
         python=_word("python", python),
@@ -309,8 +353,31 @@ def build_request(
         settle=_settle(settle),
         require_libraries=libraries.checked(_listed("require_libraries", require_libraries)),
         retry=_flag("retry", retry),
+        fallback=_flag("fallback", fallback),
+        filename=filename,
         resolved=spoken if code is not None else None,
     )
+
+
+def _filename(given: str | None, language: Language, files: Iterable[str]) -> str | None:
+    """`given` if the program may have that name, else None, which leaves it the language's.
+
+    Not the name of a module that the worker or the interpreter imports, because the program's
+    directory is searched first; nor one that a command line would take for an option.
+    """
+    if given is None:
+        return None
+    name = os.path.basename(given)
+    stem, suffix = os.path.splitext(name)
+    known = (os.path.splitext(language.file)[1], *language.extensions)
+    plain = name.isascii() and name.isprintable() and not name.startswith(("-", "."))
+    if not plain or suffix not in known or stem in sys.stdlib_module_names:
+        return None
+    if stem in ("belljar", "sitecustomize", "usercustomize") or len(name) > 100:
+        return None
+    if any(str(path).removeprefix("./").split("/")[0] == name for path in files):
+        return None
+    return name
 
 
 def _checked_code(code: object) -> str:
@@ -333,6 +400,41 @@ def _flag(where: str, given: object) -> bool:
     if not isinstance(given, bool):
         raise RequestError(where, f"is true or false, not {given!r}")
     return given
+
+
+def _named_files(given: Any) -> Mapping[Any, Any]:
+    """Name in the work directory -> content or path. A list of paths keeps their last parts.
+
+    A path is a `pathlib.Path`, never a text: a request that came as JSON cannot name host files.
+    """
+    if given is None or isinstance(given, Mapping):
+        return _mapping("files", given)
+    paths = _listed("files", given)
+    for path in paths:
+        if not isinstance(path, os.PathLike):
+            raise RequestError(
+                "files",
+                f"{path!r} is not a path",
+                fix="write files=[pathlib.Path(...)], or files={'name': content}",
+            )
+    named = {os.path.basename(os.path.normpath(os.fspath(path))): path for path in paths}
+    if len(named) != len(paths):
+        raise RequestError("files", "two of the paths have the same name", fix="name them: {...}")
+    return named
+
+
+def _globs(given: Iterable[str]) -> tuple[str, ...]:
+    """Patterns of files in the work directory; those that cannot match one are refused."""
+    globs = _words("outputs", given)
+    for glob in globs:
+        if glob.startswith("/") or ".." in glob.split("/"):
+            raise RequestError(
+                "outputs",
+                f"{glob!r} is outside of the work directory, from which files are collected",
+                fix=f"have the program write to its current directory, and ask for "
+                f"{glob.rsplit('/', 1)[-1]!r}",
+            )
+    return globs
 
 
 def _refuse_files_below_files(names: Iterable[str]) -> None:
@@ -363,6 +465,12 @@ def _bytes(where: str, given: object) -> bytes:
             raise RequestError(where, "has characters that UTF-8 cannot hold") from None
     if isinstance(given, bytes | bytearray | memoryview):
         return bytes(given)
+    if isinstance(given, os.PathLike) and where.startswith("files["):
+        try:
+            with open(given, "rb") as file:
+                return file.read()
+        except OSError as error:
+            raise RequestError(where, f"cannot be read: {error}") from error
     raise RequestError(where, f"is bytes or text, not {type(given).__name__}")
 
 
@@ -430,6 +538,7 @@ def _text_callbacks(on_stdout: OnText | None, on_stderr: OnText | None) -> Emit 
     if on_stdout is None and on_stderr is None:
         return None
     import codecs
+    import inspect
 
     make = codecs.getincrementaldecoder("utf-8")
     streams = {
@@ -438,15 +547,21 @@ def _text_callbacks(on_stdout: OnText | None, on_stderr: OnText | None) -> Emit 
         if call is not None
     }
 
+    @calls_application
+    def tell(stream: str, text: str) -> None:
+        if text and inspect.iscoroutine(answer := streams[stream][1](text)):
+            answer.close()
+            raise RequestError(
+                f"on_{stream}",
+                "gives a coroutine, which is awaited by arun only, from an `async def` function",
+            )
+
     def emit(event: Event) -> None:
         if isinstance(event, Output) and event.stream in streams:
-            decoder, call = streams[event.stream]
-            if text := decoder.decode(event.data):
-                call(text)
+            tell(event.stream, streams[event.stream][0].decode(event.data))
         elif isinstance(event, RunFinished | RunFailed):
-            for decoder, call in streams.values():
-                if text := decoder.decode(b"", final=True):
-                    call(text)
+            for stream, (decoder, _) in streams.items():
+                tell(stream, decoder.decode(b"", final=True))
 
     return emit
 

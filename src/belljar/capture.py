@@ -6,12 +6,13 @@ from __future__ import annotations
 class HeadTail:
     """Keeps at most `cap` bytes of what it is fed, however much that is.
 
-    The first `cap` bytes are also handed back live, for streaming; `rest` gives at the end what a
-    live reader has not seen of the kept tail.
+    The first `live` bytes (never fewer than `cap`) are also handed back live, for streaming; `rest`
+    gives at the end what a live reader has not seen of the kept tail.
     """
 
-    def __init__(self, cap: int) -> None:
+    def __init__(self, cap: int, live: int = 0) -> None:
         self.cap = cap
+        self._live = max(cap, live)
         self.total = 0
         self._head_cap = cap // 2
         self._tail_cap = cap - self._head_cap
@@ -24,7 +25,7 @@ class HeadTail:
 
     def feed(self, data: bytes) -> bytes:
         """Take `data` in; return the part of it that a live reader should see now."""
-        live = data[: max(0, self.cap - self.total)]
+        live = data[: max(0, self._live - self.total)]
         self.total += len(data)
         room = self._head_cap - len(self._head)
         if room > 0:
@@ -38,9 +39,9 @@ class HeadTail:
 
     def rest(self) -> bytes:
         """After the last `feed`: the tail, behind a marker, as far as `feed` did not return it."""
-        if not self.truncated:
+        if self.total <= self._live:
             return b""
-        unseen, tail = self.total - self.cap, bytes(self._tail)
+        unseen, tail = self.total - self._live, bytes(self._tail)
         if unseen <= len(tail):
             return tail[-unseen:]
         return _marker(unseen - len(tail)) + tail

@@ -13,7 +13,7 @@ import itertools
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from .errors import RequestError
 from .types import File
@@ -22,6 +22,12 @@ MAX_FILES = 1000
 MAX_BYTES = 64 << 20
 MAX_SECONDS = 10.0
 MAX_DEPTH = 64
+# A path may have kilobytes for each of its directories: all names together, and one in a warning.
+MAX_NAMES = 1 << 20
+_MAX_SHOWN = 200
+_MAX_ALIKE = 20
+_MAX_WARNINGS = 100
+_MAX_WARNING = 1000
 _DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 _REGULAR = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
@@ -58,16 +64,66 @@ def write_inputs(workdir: str, files: Mapping[str, bytes]) -> None:
 
 
 class Collected:
-    """What was found, and what had to be left out."""
+    """What was found, and what had to be left out; `truncated` if names were too long to list."""
 
     def __init__(self) -> None:
         self.files: dict[str, File] = {}
         self.warnings: list[str] = []
+        self.truncated = False
+        self._names = MAX_NAMES
+        self._alike: dict[str, int] = {}
+
+    def has_room(self, path: str) -> bool:
+        """Whether another file, at `path`, may be listed; a warning says so where it may not."""
+        if len(self.files) >= MAX_FILES:
+            self.warnings.append(f"only the first {MAX_FILES} changed files are listed")
+            return False
+        self._names -= len(os.fsencode(path))
+        if self._names < 0:
+            size = f"{MAX_NAMES >> 20} MiB" if MAX_NAMES >> 20 else f"{MAX_NAMES} bytes"
+            self.warnings.append(
+                f"only the first {len(self.files)} changed files are listed: names take at most "
+                f"{size}"
+            )
+            self.truncated = True
+            return False
+        return True
+
+    def complain(self, path: str, problem: str) -> None:
+        """Warn of what is wrong with the file at `path`; of the same problem a few times only."""
+        count = self._alike[problem] = self._alike.get(problem, 0) + 1
+        if count <= _MAX_ALIKE:
+            self.warnings.append(f"{shown(path)} {problem}")
+
+    def finish(self) -> Collected:
+        """Add what is to be said of all files together; call it once."""
+        for problem, count in self._alike.items():
+            if count > _MAX_ALIKE:
+                self.warnings.append(f"and {count - _MAX_ALIKE} more: {problem}")
+        if any(file.truncated for file in self.files.values()):
+            self.warnings.append(f"collected files were cut at {MAX_BYTES >> 20} MiB in all")
+        return self
+
+
+def shown(path: str) -> str:
+    """`path` as a warning names it: quoted, and of a long one the head and the tail."""
+    if len(path) > _MAX_SHOWN:
+        path = f"{path[: _MAX_SHOWN // 2]}...{path[-_MAX_SHOWN // 2 :]}"
+    text = repr(path)
+    return text if len(text) <= _MAX_SHOWN + 5 else f"{text[: _MAX_SHOWN // 2]}...'"
+
+
+def bounded(warnings: list[str]) -> list[str]:
+    """The warnings, from whatever collector: each cut, and the first ones only."""
+    kept = [text if len(text) <= _MAX_WARNING else f"{text[:_MAX_WARNING]}..." for text in warnings]
+    if len(kept) > _MAX_WARNINGS:
+        kept[_MAX_WARNINGS:] = [f"and {len(kept) - _MAX_WARNINGS} more warnings"]
+    return kept
 
 
 def snapshot(workdir: str) -> dict[str, Stamp]:
     """The state of `workdir` before the run, to tell changed files from given ones."""
-    with _Walk(workdir) as walk:
+    with _Walk(workdir, Collected()) as walk:
         return {path: _stamp(entry) for path, _, _, entry in walk}
 
 
@@ -81,28 +137,30 @@ def changed_files(
     """
     found = Collected()
     budget = MAX_BYTES
-    with _Walk(workdir) as walk:
+    with _Walk(workdir, found) as walk:
         for path, parent, name, entry in walk:
             if _unchanged(before.get(path), entry):
                 continue
-            if len(found.files) >= MAX_FILES:
-                found.warnings.append(f"only the first {MAX_FILES} changed files are listed")
+            if not found.has_room(path):
                 break
             size, data = entry.st_size, None
             if any(_matches(path, glob) for glob in outputs):
                 if entry.st_nlink > 1:
-                    found.warnings.append(f"{path!r} has a second hard link and was not read")
+                    found.complain(path, "has a second hard link and was not read")
                 elif (data := _read(parent, name, budget)) is None:
-                    found.warnings.append(f"{path!r} could not be read")
+                    found.complain(path, "could not be read")
                 else:
                     budget -= len(data)
             found.files[path] = File(
                 path=path, size=size, data=data, truncated=data is not None and len(data) < size
             )
-        found.warnings += walk.warnings
-    if any(file.truncated for file in found.files.values()):
-        found.warnings.append(f"collected files were cut at {MAX_BYTES >> 20} MiB in all")
-    return found
+    return found.finish()
+
+
+def unmatched(outputs: Iterable[str], files: Iterable[str]) -> tuple[str, ...]:
+    """The globs that none of the collected files matches."""
+    names = tuple(files)
+    return tuple(glob for glob in outputs if not any(_matches(name, glob) for name in names))
 
 
 def _matches(path: str, glob: str) -> bool:
@@ -162,14 +220,23 @@ def _open_unreadable(name: str, parent: int | None, flags: int) -> int:
         os.close(handle)
 
 
+def _reopened(directory: int) -> int:
+    try:
+        return os.open(".", _DIRECTORY, dir_fd=directory)
+    except PermissionError:  # a program may take all rights from its own work directory
+        os.fchmod(directory, 0o700)
+        return os.open(".", _DIRECTORY, dir_fd=directory)
+
+
 class _Walk:
     """Every regular file below a directory: (path, parent descriptor, name, stat). Bounded."""
 
-    def __init__(self, top: str | int) -> None:
-        self.warnings: list[str] = []
+    def __init__(self, top: str | int, found: Collected) -> None:
+        self._found = found
         self._fds: list[int] = []
         self._deadline = time.monotonic() + MAX_SECONDS
         self._top = top
+        self._device = 0
 
     def __enter__(self) -> _Walk:
         return self
@@ -180,8 +247,7 @@ class _Walk:
 
     def __iter__(self) -> Iterator[tuple[str, int, str, os.stat_result]]:
         if isinstance(self._top, int):
-            os.fchmod(self._top, 0o700)
-            top = os.open(".", _DIRECTORY, dir_fd=self._top)
+            top = _reopened(self._top)
         else:
             try:
                 top = _open_directory(self._top)
@@ -189,6 +255,7 @@ class _Walk:
                 self._warn(f"the work directory could not be opened: {error.strerror}")
                 return
         self._fds.append(top)
+        self._device = os.fstat(top).st_dev
         yield from self._below(top, "", 0)
 
     def _below(
@@ -206,6 +273,8 @@ class _Walk:
                     info = os.stat(name, dir_fd=parent, follow_symlinks=False)
                 except FileNotFoundError:
                     continue
+                if self._is_mounted(info):
+                    continue
                 if stat.S_ISREG(info.st_mode):
                     yield path, parent, name, info
                 elif stat.S_ISDIR(info.st_mode):
@@ -217,16 +286,25 @@ class _Walk:
                     except OSError:
                         child = _open_unreadable(name, parent, _DIRECTORY)
                     if child < 0:
-                        self._warn(f"{path!r} could not be opened")
+                        self._found.complain(path, "could not be opened")
                         continue
                     self._fds.append(child)
                     yield from self._below(child, path + "/", depth + 1)
                     self._fds.remove(child)
                     os.close(child)
 
+    def _is_mounted(self, info: os.stat_result) -> bool:
+        """Whether it is a mount's: its files are the host's, and so are their modes.
+
+        A descriptor is a memory file system's, in which all has one device. Elsewhere an overlay
+        may give its files another one, so that only directories tell.
+        """
+        told = stat.S_ISDIR(info.st_mode) or isinstance(self._top, int)
+        return told and info.st_dev != self._device
+
     def _warn(self, text: str) -> None:
-        if text not in self.warnings:
-            self.warnings.append(text)
+        if text not in self._found.warnings:
+            self._found.warnings.append(text)
 
 
 def remove_tree(path: str) -> None:
@@ -239,29 +317,46 @@ def remove_tree(path: str) -> None:
         top = _open_directory(path)
     except FileNotFoundError:
         return
+    try:
+        _empty(top)
+    finally:
+        os.close(top)
+    os.rmdir(path)
+
+
+def remove_entry(name: str, parent: int) -> None:
+    """Delete one name in a directory, and all below it, in the same way."""
+    if not _is_directory(name, parent):
+        os.unlink(name, dir_fd=parent)
+        return
+    top = _open_directory(name, parent)
+    try:
+        _empty(top)
+    finally:
+        os.close(top)
+    os.rmdir(name, dir_fd=parent)
+
+
+def _empty(top: int) -> None:
     # Names that no guest can have guessed: what carries one is on our list already.
     mark = f"gone-{os.urandom(8).hex()}-"
     numbers = itertools.count()
     pending: list[str] = []
     deadline = time.monotonic() + MAX_SECONDS
-    try:
-        _clear(top, top, mark, numbers, pending)
-        while pending:
-            name = pending.pop()
-            directory = _open_directory(name, top)
-            try:
-                _clear(directory, top, mark, numbers, pending)
-            finally:
-                os.close(directory)
-            try:
-                os.rmdir(name, dir_fd=top)
-            except OSError as error:
-                if error.errno != errno.ENOTEMPTY or time.monotonic() > deadline:
-                    raise
-                pending.append(name)
-    finally:
-        os.close(top)
-    os.rmdir(path)
+    _clear(top, top, mark, numbers, pending)
+    while pending:
+        name = pending.pop()
+        directory = _open_directory(name, top)
+        try:
+            _clear(directory, top, mark, numbers, pending)
+        finally:
+            os.close(directory)
+        try:
+            os.rmdir(name, dir_fd=top)
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY or time.monotonic() > deadline:
+                raise
+            pending.append(name)
 
 
 def _clear(directory: int, top: int, mark: str, numbers: Iterator[int], pending: list[str]) -> None:

@@ -8,10 +8,11 @@ Sources, weakest first:
 4. the environment: the aliases of `ALIASES`, then `BELLJAR_*`
 5. `overrides`, which the command line fills from its flags
 
-The later source wins, with two exceptions. Of `[ceiling]` and of `defaults.min_isolation` the
-strictest value of all sources holds, so that nobody raises what the operator bounded. And a
-`./belljar.toml` that was merely found, and may have come with the very code that is to be run, can
-tune limits but not loosen the sandbox: whoever trusts it says so with `BELLJAR_CONFIG`.
+The later source wins, with two exceptions. Of `[ceiling]`, `defaults.min_isolation` and
+`fallback.enabled` the strictest value of all sources holds, so that no source raises what the
+operator bounded. And a `./belljar.toml` that was merely found, and may have come with the very code
+that is to be run, only tightens: `config_keys.FOUND` says for each key what that means.
+`BELLJAR_CONFIG` names the file, and so trusts it.
 
 An empty variable counts as unset. Unknown keys and unknown `BELLJAR_*` names are errors.
 """
@@ -23,10 +24,11 @@ import stat
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
-from . import policy_fields, units
-from .config_keys import ALIASES, KEYS, LEVELS, TABLES, VARIABLES, StoreCode, from_text, strictness
+from . import units
+from .config_keys import ALIASES, FOUND, KEYS, TABLES, VARIABLES, StoreCode, from_text, strictest
 from .errors import ConfigError, PolicyError
 from .policy import Ceiling, Level
+from .policy_fields import LIMITS
 from .records import field, plain, record
 
 OPERATOR_FILE = "/etc/belljar/belljar.toml"
@@ -39,6 +41,8 @@ class Settings:
     """What the operator and the user decided before any request.
 
     `defaults` are policy keys laid over the level's own; `sources` says where each value came from.
+    `found` are the policy keys of a belljar.toml that was merely found, and `found_backend` the
+    backend that it names: both can make a run stricter, and not looser.
     """
 
     backend: str = "auto"
@@ -46,19 +50,28 @@ class Settings:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     ceiling: Ceiling = field(default_factory=Ceiling)
     fallback_allow: tuple[str, ...] = ()
+    fallback_enabled: bool = True
     block_dangerous_imports: bool = False
     store_code: StoreCode = "on_error"
     language_file: str | None = None
     user: str | None = None
     docker_host: str | None = None
+    found: Mapping[str, Any] = field(default_factory=dict)
+    found_backend: str | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Every setting by its dotted key, as plain JSON values: what `belljar settings` prints."""
-        flat: dict[str, Any] = {"backend": self.backend, "level": self.level}
-        flat |= {f"defaults.{name}": value for name, value in self.defaults.items()}
+        flat: dict[str, Any] = {"backend": self.found_backend or self.backend, "level": self.level}
+        from .found import smaller  # late: a run needs it only where a file was found
+
+        shown = {**self.found, **self.defaults}
+        for name in (name for name in self.found if name in LIMITS):
+            shown[name] = smaller(self.found[name], self.defaults.get(name))
+        flat |= {f"defaults.{name}": value for name, value in shown.items()}
         flat |= {f"ceiling.{name}": value for name, value in plain(self.ceiling).items()}
         flat["fallback.allow"] = list(self.fallback_allow)
+        flat["fallback.enabled"] = self.fallback_enabled
         for name in ("block_dangerous_imports", "store_code", "language_file", "user"):
             flat[name] = getattr(self, name)
         flat["docker_host"] = self.docker_host
@@ -90,6 +103,7 @@ def load(
         if trusted and (table := _read(trusted)) is not None:
             _merge(merged, _file_layer(trusted, table))
 
+    noted: _Layer = {}
     named = path or environ.get("BELLJAR_CONFIG")
     if named:
         table = _read(named)
@@ -100,13 +114,17 @@ def load(
     elif (table := _read(FOUND_FILE, found=True)) is not None:
         layer = _file_layer(os.path.join(".", FOUND_FILE), table)
         _refuse_loosening(layer, merged)
-        _merge(merged, layer)
+        noted = {key: value for key, value in layer.items() if FOUND[key].note}
+        _merge(merged, {key: value for key, value in layer.items() if key not in noted})
 
-    _merge(merged, _alias_layer(environ))
-    _merge(merged, _environment_layer(environ))
+    later = [_alias_layer(environ), _environment_layer(environ)]
     if overrides:
-        _merge(merged, _table_layer(overrides, "override"))
-    return _settings(merged)
+        later.append(_table_layer(overrides, "override"))
+    for layer in later:
+        _merge(merged, layer)
+        for key in layer:
+            noted.pop(key, None)  # a trusted source that is read later says otherwise
+    return _settings(merged, noted)
 
 
 # Reading one source.
@@ -249,51 +267,55 @@ def _unknown(what: str, name: str, known: Iterable[str], source: str) -> ConfigE
 
 def _merge(merged: _Layer, layer: _Layer) -> None:
     for key, new in layer.items():
-        order = strictness(key)
-        old = merged.get(key)
-        if old is None or order is None or order(new.value) < order(old.value):
+        combine, old = strictest(key), merged.get(key)
+        if old is None or combine is None:
             merged[key] = new
+            continue
+        value = combine(old.value, new.value)
+        if value == new.value != old.value:
+            merged[key] = new
+        elif value != old.value:
+            merged[key] = _Value(value, f"{old.source} and {new.source}")
 
 
 def _refuse_loosening(layer: _Layer, below: _Layer) -> None:
-    """A belljar.toml that was found, not named, may come from whoever wrote the code to be run."""
-
-    def chosen(key: str, default: Any) -> Any:
-        return below[key].value if key in below else default
-
+    """A belljar.toml that was found, not named, may come from the author of the code to be run."""
+    defaults = Settings().to_dict()
     for key, (value, source) in layer.items():
-        match key:
-            case "level":
-                loose = LEVELS.index(value) < LEVELS.index(chosen("level", "standard"))
-            case "backend":
-                loose = value != chosen("backend", value)
-            case "block_dangerous_imports":
-                loose = chosen(key, False) and not value
-            case "defaults.network":
-                loose = policy_fields.parse_network(value).mode != "off"
-            case "defaults.filesystem":
-                paths = policy_fields.parse_filesystem(value)
-                loose = bool(paths.read_only or paths.read_write or not paths.protect)
-            case "fallback.allow" | "language_file" | "user" | "docker_host":
-                loose = bool(value)
-            case _ if key.startswith("ceiling.") and key not in below:
-                order, default = strictness(key), getattr(Ceiling(), key.removeprefix("ceiling."))
-                loose = order is not None and default is not None and order(value) > order(default)
-            case _:
-                loose = False
-        if loose:
+        rule = FOUND.get(key)
+        if key in below:
+            # Of these the strictest holds anyway: a file that asks for more changes nothing.
+            if rule is not None and key.startswith("ceiling."):
+                continue
+            holds = below[key].value
+        else:
+            holds = defaults.get(key)
+        if rule is None or rule.loosens(value, holds):
+            allowed = f"; for this key: {rule.may}" if rule is not None else ""
             raise ConfigError(
                 key,
-                f"a belljar.toml found in the current directory cannot loosen this ({source})",
-                fix="if you wrote that file, set BELLJAR_CONFIG=belljar.toml; "
+                f"a belljar.toml found in the current directory cannot loosen this{allowed}"
+                f" ({source})",
+                fix="if you wrote that file, set BELLJAR_CONFIG=belljar.toml or give --config; "
                 "else remove the key or the file",
             )
 
 
-def _settings(merged: _Layer) -> Settings:
+def _settings(merged: _Layer, noted: _Layer) -> Settings:
     values = {key: entry.value for key, entry in merged.items()}
     sources = {key: "default" for key in KEYS if not key.startswith("defaults.")}
     sources |= {key: entry.source for key, entry in merged.items()}
+    found_backend = noted["backend"].value if "backend" in noted else None
+    if found_backend == values.get("backend", "auto"):
+        found_backend = None
+    found = {
+        key.removeprefix("defaults."): entry.value
+        for key, entry in noted.items()
+        if key.startswith("defaults.")
+    }
+    for key, entry in noted.items():
+        if key != "backend" or found_backend:
+            sources[key] = entry.source
 
     def below(table: str) -> dict[str, Any]:
         return {
@@ -306,5 +328,8 @@ def _settings(merged: _Layer) -> Settings:
         defaults=below("defaults."),
         ceiling=Ceiling(**below("ceiling.")),
         fallback_allow=values.get("fallback.allow", ()),
+        fallback_enabled=values.get("fallback.enabled", True),
+        found=found,
+        found_backend=found_backend,
         sources=sources,
     )

@@ -1,14 +1,16 @@
-"""Every setting by its dotted key: how its value is read, and what the environment calls it."""
+"""Every setting by its dotted key: how its value is read, what the environment calls it, and what
+a belljar.toml that was merely found may do to it."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from . import policy_fields, units
 from .errors import ConfigError
-from .policy import Isolation, Level
+from .policy import Isolation, Level, level_policy
 
 StoreCode = Literal["on_error", "always", "never"]
 
@@ -21,16 +23,20 @@ TABLES = ("defaults", "ceiling", "fallback")
 def from_text(key: str, text: str) -> Any:
     """The value that `text`, from a variable or a flag, means for `key`: commas make a list."""
     name = key.rpartition(".")[2]
-    if key == "block_dangerous_imports":
+    if key in ("block_dangerous_imports", "fallback.enabled"):
         return _BOOLEANS.get(text.strip().lower(), text)
-    if key == "fallback.allow" or (key in ("defaults.network", "defaults.modules")):
+    if key in ("fallback.allow", "ceiling.interpreters", "defaults.network", "defaults.modules"):
         if text.strip() in _WHOLE_WORDS.get(name, ()):
             return text.strip()
         return [word.strip() for word in text.split(",") if word.strip()]
     return text.strip()
 
 
-_WHOLE_WORDS = {"network": ("off", "any"), "modules": ("any", "level", "safe")}
+_WHOLE_WORDS = {
+    "network": ("off", "any"),
+    "modules": ("any", "level", "safe"),
+    "interpreters": ("none",),
+}
 _BOOLEANS = {
     "1": True, "true": True, "yes": True, "on": True,
     "0": False, "false": False, "no": False, "off": False,
@@ -65,6 +71,19 @@ def _backends(key: str, given: object) -> tuple[str, ...]:
     if not isinstance(given, list | tuple):
         raise ConfigError(key, f"{given!r} is not a list of backend names")
     return tuple(_backend(key, name) for name in given)
+
+
+def _interpreters(key: str, given: object) -> tuple[str, ...]:
+    """Absolute paths; "none" is the empty list: only the interpreter that runs Belljar."""
+    if given == "none":
+        return ()
+    if not isinstance(given, list | tuple):
+        raise ConfigError(key, f"{given!r} is not a list of paths", fix='write [...] or "none"')
+    paths = tuple(policy_fields.checked_path(key, path) for path in given)
+    for path in paths:
+        if not os.path.isabs(path):
+            raise ConfigError(key, f"{path!r} is not absolute")
+    return tuple(dict.fromkeys(map(os.path.normpath, paths)))
 
 
 def _bool(key: str, given: object) -> bool:
@@ -111,8 +130,10 @@ KEYS: Mapping[str, Callable[[str, object], Any]] = {
     **{f"ceiling.{name}": read for name, read in policy_fields.LIMITS.items()},
     "ceiling.network": _one_of(*REACH),
     "ceiling.mounts": _one_of(*RIGHTS),
+    "ceiling.interpreters": _interpreters,
     "ceiling.min_isolation": lambda key, given: Isolation.parse(given, key),
     "fallback.allow": _backends,
+    "fallback.enabled": _bool,
     "block_dangerous_imports": _bool,
     "store_code": _one_of(*get_args(StoreCode)),
     "language_file": _text,
@@ -159,14 +180,114 @@ ALIASES: tuple[tuple[str, str, Callable[[str, str], Any]], ...] = (
 )  # fmt: skip
 
 
-def strictness(key: str) -> Callable[[Any], Any] | None:
-    """How to order the values of a key of which the strictest holds (least first), else None."""
+def strictest(key: str) -> Callable[[Any, Any], Any] | None:
+    """How two sources' values of a key become the one that holds; None: the later source wins."""
     if key in ("ceiling.min_isolation", "defaults.min_isolation"):
-        return lambda floor: -floor.rank
+        return lambda one, other: other if other.rank > one.rank else one
+    if key == "ceiling.interpreters":
+        return lambda one, other: tuple(path for path in one if path in other)
+    if key == "fallback.enabled":
+        return min  # an operator's refusal stands
     if key == "ceiling.network":
-        return REACH.index
+        return lambda one, other: min(one, other, key=REACH.index)
     if key == "ceiling.mounts":
-        return RIGHTS.index
+        return lambda one, other: min(one, other, key=RIGHTS.index)
     if key.startswith("ceiling."):
-        return float
+        return min
     return None
+
+
+# What a belljar.toml that was merely found may do.
+
+
+class Found(NamedTuple):
+    """What a found belljar.toml may do to one key.
+
+    `loosens` takes its value and the one that holds without the file (None: not set), and says
+    whether to refuse the file. Where that depends on the request, the value is only noted here, and
+    `found.tightened` or `Selection` lets it make a run stricter, never looser. `note` marks those.
+    """
+
+    may: str
+    loosens: Callable[[Any, Any], bool]
+    note: bool = False
+
+
+def _never(value: Any, _holds: Any) -> bool:
+    return bool(value)
+
+
+def _accepted(_value: Any, _holds: Any) -> bool:
+    return False
+
+
+def _lower_level(value: Any, holds: Any) -> bool:
+    """By what the levels consist of: `permissive` has a list of modules, and `standard` none."""
+    new, old = level_policy(value), level_policy(holds)
+    limits = (
+        (getattr(new.limits, name), getattr(old.limits, name)) for name in policy_fields.LIMITS
+    )
+    return (
+        any(least is not None and (n is None or n > least) for n, least in limits)
+        or not new.min_isolation.at_least(old.min_isolation)
+        or not _no_wider(new.modules.allow, old.modules.allow)
+    )
+
+
+def _no_wider(new: tuple[str, ...] | None, old: tuple[str, ...] | None) -> bool:
+    return old is None or (new is not None and set(new) <= set(old))
+
+
+def _more_files(value: Any, _holds: Any) -> bool:
+    files = policy_fields.parse_filesystem(value)
+    return bool(files.read_only or files.read_write or not files.protect or not files.private_tmp)
+
+
+def _past_ceiling(key: str) -> Found:
+    """Of a ceiling that some source sets the strictest value holds; else it may not be above the
+    built-in one."""
+    order = strictest(key)
+    if order is None:
+        raise KeyError(key)
+
+    def loosens(value: Any, holds: Any) -> bool:
+        return holds is not None and order(holds, value) != value
+
+    return Found("the strictest value of all sources holds", loosens)
+
+
+# A key without a line here is refused in a found file: forgetting one closes it.
+FOUND: Mapping[str, Found] = {
+    "backend": Found(
+        "one of Belljar's own that isolates at least as well as the one `auto` would choose",
+        lambda value, holds: holds not in (None, "auto", value),
+        note=True,
+    ),
+    "level": Found("a level that is looser in nothing", _lower_level),
+    **{
+        f"defaults.{name}": Found("the smaller number counts", _accepted, note=True)
+        for name in policy_fields.LIMITS
+    },
+    "defaults.network": Found(
+        "`off`",
+        lambda value, _: policy_fields.parse_network(value).mode != "off",
+        note=True,
+    ),
+    "defaults.filesystem": Found("more hidden paths", _more_files, note=True),
+    "defaults.modules": Found("a shorter list of modules", _accepted, note=True),
+    "defaults.min_isolation": Found("the higher floor counts", _accepted, note=True),
+    **{key: _past_ceiling(key) for key in KEYS if key.startswith("ceiling.") and strictest(key)},
+    "fallback.allow": Found(
+        "fewer backends", lambda value, holds: not set(value) <= set(holds or ())
+    ),
+    "fallback.enabled": Found(
+        "the refusal counts", lambda value, holds: bool(value) and holds is False
+    ),
+    "block_dangerous_imports": Found("`true`", lambda value, holds: bool(holds) and not value),
+    "store_code": Found(
+        "only a trusted source may set it", lambda value, holds: value != (holds or "on_error")
+    ),
+    "language_file": Found("only a trusted source may set it", _never),
+    "user": Found("only a trusted source may set it", _never),
+    "docker_host": Found("only a trusted source may set it", _never),
+}

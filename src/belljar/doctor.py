@@ -299,7 +299,10 @@ def _python_package(name: str) -> str | None:
         return None
     from importlib.util import find_spec
 
-    found = find_spec(name)
+    try:
+        found = find_spec(name)
+    except ImportError:  # `trusted_imports`: what there is lies where a run could write
+        return None
     return found.origin if found else None
 
 
@@ -316,7 +319,13 @@ class Backends(Protocol):
 def backend_reports(engine: Backends) -> list[BackendReport]:
     """Each backend's own probe, and what it would hold of the configured level's policy."""
     settings = engine.settings
-    rules = resolve(settings.level, {}, ceiling=settings.ceiling, defaults=settings.defaults).policy
+    rules = resolve(
+        settings.level,
+        {},
+        ceiling=settings.ceiling,
+        defaults=settings.defaults,
+        found=settings.found,
+    ).policy
     return [_backend_report(engine, name, rules) for name in engine.backend_names()]
 
 

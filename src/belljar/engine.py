@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from . import languages, selection
+from . import languages, selection, trusted_imports
 from .backends import registry
 from .backends.base import Backend, Cancel, Plan, never
 from .config import Settings, load
 from .errors import BackendUnavailable, BelljarError, PolicyUnenforceable
 from .events import Emit, Event, FanOut, RunFailed, RunFinished, RunStarted, Sink
-from .policy import DANGEROUS_MODULES, Modules, Policy
+from .explanation import explained
+from .policy import DANGEROUS_MODULES, Modules, Policy, level_policy
 from .records import record, replace
 from .resolve import Resolved, resolve
 from .selection import Chosen, Selection, Verdict
@@ -29,12 +30,17 @@ _PLAIN = frozenset({str, int, float, bool, type(None)})
 
 @record
 class Explanation:
-    """What `Engine.explain` answers; `backend` is None if nobody would run it."""
+    """What `Engine.explain` answers; `backend` is None if nothing would run it.
+
+    `refused`: the import lint would, before any backend is asked.
+    """
 
     backend: str | None
     reason: str
     verdicts: tuple[Verdict, ...]
     fix: str | None = None
+    policy: Policy | None = None
+    refused: bool = False
 
 
 class Engine:
@@ -89,7 +95,8 @@ class Engine:
         resolved = self._resolve(request, level, wishes)
         refused = _lint(request, resolved.policy)
         if refused is not None:
-            return self._tell(replace(refused, warnings=resolved.warnings), emit)
+            refused = replace(refused, warnings=resolved.warnings)
+            return self._tell(explained(refused, resolved.policy, request), emit)
         chosen = self._selection.select(request, resolved.policy, backend, start=True)
 
         def forward(event: Event) -> None:
@@ -99,6 +106,9 @@ class Engine:
         timings = {"plan": planned - began}
         switch = cancel if cancel is not None else never()
         retried: str | None = None
+        exposed: tuple[str, ...] = ()
+        if request.mounts or resolved.policy.filesystem.read_write:
+            exposed = _note_writable(request, resolved.policy)
         if request.retry:
             from . import retrying
 
@@ -113,18 +123,20 @@ class Engine:
                 result = self._run(chosen, forward, switch, emit)
         else:
             result = self._run(chosen, forward, switch, emit)
-        told = (*resolved.warnings, *chosen.plan.warnings, *result.warnings)
-        return self._tell(
-            replace(
-                result,
-                backend_reason=chosen.reason,
-                retried=retried,
-                # A backend may pass its plan's warnings on; a fallback must be told in any case.
-                warnings=tuple(dict.fromkeys((*told, *selection.once(chosen.lacking)))),
-                timings={**timings, **result.timings},
-            ),
-            emit,
+        told = (
+            *resolved.warnings, *exposed, *chosen.plan.warnings, *result.warnings,
+            *_not_found(request.outputs, result),
+        )  # fmt: skip
+        result = replace(
+            result,
+            backend_reason=chosen.reason,
+            fallback=chosen.fallback,
+            retried=retried,
+            # A backend may pass its plan's warnings on; a fallback must be told in any case.
+            warnings=tuple(dict.fromkeys((*told, *selection.once(chosen.lacking)))),
+            timings={**timings, **result.timings},
         )
+        return self._tell(explained(result, chosen.plan.policy, request), emit)
 
     def _run(self, chosen: Chosen, forward: Emit, cancel: Cancel, emit: Emit | None) -> Result:
         request, name = chosen.plan.request, chosen.backend.name
@@ -167,11 +179,16 @@ class Engine:
         wishes: Mapping[str, Any] | None = None,
         backend: str | None = None,
     ) -> Plan:
-        """What `run` would do, without doing it. Raises what `run` would raise."""
+        """What `run` would do, without doing it. Raises what `run` would raise.
+
+        That the import lint would refuse the program is a warning: the plan is for the policy.
+        """
         request = self._understood(request)
         resolved = self._resolve(request, level, wishes)
         plan = self._selection.select(request, resolved.policy, backend).plan
-        return replace(plan, warnings=(*resolved.warnings, *plan.warnings))
+        refused = _lint(request, resolved.policy)
+        lint = (refused.error.message,) if refused is not None and refused.error is not None else ()
+        return replace(plan, warnings=(*resolved.warnings, *plan.warnings, *lint))
 
     def explain(
         self,
@@ -185,11 +202,24 @@ class Engine:
         request = self._understood(request)
         policy = self._resolve(request, level, wishes).policy
         verdicts = tuple(self._selection.verdicts(request, policy))
+        refused = _lint(request, policy)
+        if refused is not None and refused.error is not None:
+            said, _, fix = refused.error.message.rpartition("\n")
+            return Explanation(
+                backend=None, reason=said, verdicts=verdicts, fix=fix, policy=policy, refused=True
+            )
         try:
             chosen = self._selection.select(request, policy, backend)
         except (PolicyUnenforceable, BackendUnavailable) as error:
-            return Explanation(backend=None, reason=error.message, verdicts=verdicts, fix=error.fix)
-        return Explanation(backend=chosen.backend.name, reason=chosen.reason, verdicts=verdicts)
+            return Explanation(
+                backend=None, reason=error.message, verdicts=verdicts, fix=error.fix, policy=policy
+            )
+        return Explanation(
+            backend=chosen.backend.name,
+            reason=chosen.reason,
+            verdicts=verdicts,
+            policy=chosen.plan.policy,
+        )
 
     def close(self) -> None:
         """End everything that backends keep warm."""
@@ -209,7 +239,11 @@ class Engine:
         if request.command:
             return request
         language = languages.find(request.language, self.settings)
-        if request.resolved is language and not language.env:
+        if self.settings.ceiling.interpreters is not None:
+            language = languages.bounded(language, request.python, self.settings)
+        if request.filename is not None:
+            language = replace(language, file=request.filename)
+        elif request.resolved is language and not language.env:
             return request
         env = {**language.env, **request.env}
         return replace(request, language=language.name, resolved=language, env=env)
@@ -244,6 +278,7 @@ class Engine:
             ceiling=settings.ceiling,
             defaults=settings.defaults,
             language=request.resolved,
+            found=settings.found,
         )
         if settings.block_dangerous_imports and "modules" not in resolved.policy.explicit:
             modules = resolved.policy.modules
@@ -252,6 +287,7 @@ class Engine:
             resolved = replace(resolved, policy=policy)
         return resolved
 
+    @trusted_imports.calls_application
     def _emit(self, event: Event, emit: Emit | None) -> None:
         self.sinks(event)
         if emit is not None:
@@ -262,6 +298,17 @@ class Engine:
         return result
 
 
+def _note_writable(request: Request, policy: Policy) -> tuple[str, ...]:
+    """Before a run that may write to host paths: note them for late imports; warnings."""
+    written = [mount.src for mount in request.mounts if mount.mode == "rw"]
+    written += policy.filesystem.read_write
+    return tuple(
+        f"{path!r} is writable and holds the Python that runs Belljar: what the program changes"
+        " there, Belljar's helper processes run later; install Belljar outside of it, or mount less"
+        for path in trusted_imports.note_writable(written)
+    )
+
+
 def _failure(request: Request, backend: str, error: BaseException) -> RunFailed:
     if isinstance(error, BelljarError):
         code, message, retryable = error.code, error.message, error.retryable
@@ -270,6 +317,22 @@ def _failure(request: Request, backend: str, error: BaseException) -> RunFailed:
     return RunFailed(
         id=request.id, backend=backend, code=code, message=message, retryable=retryable
     )
+
+
+def _level_of_list(policy: Policy) -> str | None:
+    """The level whose list of modules the policy has, if it has a level's."""
+    own = level_policy(policy.level).modules
+    return policy.level if policy.modules.allow and policy.modules.allow == own.allow else None
+
+
+def _not_found(outputs: tuple[str, ...], result: Result) -> Iterator[str]:
+    """A warning for each glob of `outputs` that the run left nothing for."""
+    if outputs:
+        from . import collect
+
+        for glob in collect.unmatched(outputs, result.files):
+            if glob.strip("*/"):  # else it asks for whatever there is
+                yield f"outputs: the run left no new or changed file that matches {glob!r}"
 
 
 def _lint(request: Request, policy: Policy) -> Result | None:
@@ -288,6 +351,9 @@ def _lint(request: Request, policy: Policy) -> Result | None:
     return Result(
         id=request.id,
         status=Status.REFUSED,
-        error=GuestError(type="ImportRefused", message=lint.report(findings)),
+        error=GuestError(
+            type="ImportRefused",
+            message=lint.report(findings, policy.modules, _level_of_list(policy)),
+        ),
         backend_reason="refused by the import lint; nothing was started",
     )

@@ -6,21 +6,26 @@
     │   └── CommandNotFound           the command to run is not installed
     ├── PolicyError(ValueError)       the policy is malformed or past the ceiling
     ├── PolicyUnenforceable           no admissible backend can hold `fields`; exit code 126
+    │   └── LimitValue                the value of a limit is all that is against it; `fits` does
     ├── ConfigError(ValueError)       belljar.toml or the environment is wrong
     ├── BackendUnavailable            not usable on this host; `fix` says how to get it
     │   ├── LanguageMissing           the language is known, and not installed where it would run
     │   └── LibrariesMissing          a library that the program requires is not there
-    └── BackendFailed                 the sandbox broke in mid-run; `partial` holds what came so far
+    ├── BackendFailed                 the sandbox broke in mid-run; `partial` holds what came so far
+    └── ProgramFailed                 only from `Result.check`: the program failed; see `result`
 
-A guest that fails is a `Result`, never one of these.
+A guest that fails is a `Result`; `Result.check` turns it into an exception on request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, ClassVar
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .records import record
+
+if TYPE_CHECKING:
+    from .types import Result
 
 
 @record
@@ -51,7 +56,11 @@ class BelljarError(Exception):
         self.partial = partial
 
     def __str__(self) -> str:
-        return f"{self.message} (fix: {self.fix})" if self.fix else self.message
+        if not self.fix:
+            return self.message
+        if "\n" in self.message:
+            return f"{self.message}\nfix: {self.fix}"
+        return f"{self.message} (fix: {self.fix})"
 
     def to_dict(self) -> dict[str, Any]:
         """Stable JSON, as `--json` prints it."""
@@ -99,12 +108,38 @@ class PolicyUnenforceable(BelljarError):
 
     code = "policy_unenforceable"
 
-    def __init__(self, message: str, *, fields: Iterable[str], **rest: Any) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        fields: Iterable[str],
+        lacking: Mapping[str, str] | None = None,
+        **rest: Any,
+    ) -> None:
         super().__init__(message, **rest)
         self.fields = tuple(fields)
+        self.lacking = dict(lacking or {})  # field -> why it is not held
 
     def to_dict(self) -> dict[str, Any]:
         return {**super().to_dict(), "fields": list(self.fields)}
+
+
+class LimitValue(PolicyUnenforceable):
+    """A limit has a value that the backend cannot hold; `fits` names values that it can."""
+
+    def __init__(
+        self, message: str, *, fields: Iterable[str], fits: Mapping[str, str], **rest: Any
+    ) -> None:
+        rest.setdefault("fix", ", ".join(f"{name}={_quoted(fits[name])}" for name in fits))
+        super().__init__(message, fields=fields, **rest)
+        self.fits = dict(fits)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**super().to_dict(), "fits": self.fits}
+
+
+def _quoted(value: str) -> str:
+    return value if value.replace(".", "").isdecimal() else f'"{value}"'
 
 
 class BackendUnavailable(BelljarError):
@@ -128,3 +163,16 @@ class LibrariesMissing(BackendUnavailable):
 
 class BackendFailed(BelljarError):
     code = "backend_failed"
+
+
+class ProgramFailed(BelljarError):
+    """The program, not the sandbox, failed; `result` is what became of it."""
+
+    code = "program_failed"
+
+    def __init__(self, result: Result) -> None:
+        super().__init__(result.explanation or f"the program ended: {result.status.value}")
+        self.result = result
+
+    def __reduce__(self) -> tuple[type[ProgramFailed], tuple[Result]]:
+        return type(self), (self.result,)

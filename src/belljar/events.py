@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Literal, Protocol
 
 from .records import record
+from .trusted_imports import calls_application
 from .types import Display, Request, Result
 
 
@@ -20,7 +21,7 @@ class RunStarted:
 
 @record
 class Output:
-    """Bytes the guest wrote, exactly as written, within the output cap."""
+    """Bytes the guest wrote, exactly as written, within the output cap or `Request.stream_cap`."""
 
     id: str
     stream: Literal["stdout", "stderr"]
@@ -78,6 +79,7 @@ class FanOut:
         with self._lock:
             self._sinks = (*self._sinks, sink)
 
+    @calls_application
     def __call__(self, event: Event) -> None:
         for sink in self._sinks:
             sink(event)

@@ -6,7 +6,7 @@ import os
 import sys
 from functools import cache
 
-from .errors import RequestError
+from .errors import PolicyError, RequestError
 from .records import record
 
 
@@ -32,15 +32,9 @@ def find(python: str | None) -> Interpreter:
             prefixes=_with_targets(sys.executable, found),
             version=sys.version_info[:3],
         )
-    import shutil  # late, as `subprocess` below: for our own interpreter neither is needed
-    import subprocess
+    import subprocess  # late: for our own interpreter it is not needed
 
-    inside = os.path.join(
-        python, *(("Scripts", "python.exe") if os.name == "nt" else ("bin", "python"))
-    )
-    path = inside if os.path.isfile(inside) else shutil.which(python)
-    if path is None:
-        raise RequestError("python", f"{python!r} is not an interpreter or a virtualenv")
+    path = locate(python)
     code = (
         "import sys; print(sys.prefix, sys.base_prefix, sys.exec_prefix, sys.executable,"
         " '%d.%d.%d' % sys.version_info[:3], sep='\\n')"
@@ -71,6 +65,73 @@ def find(python: str | None) -> Interpreter:
         prefixes=_with_targets(executable, set(prefixes)),
         version=version,
     )
+
+
+def locate(python: str) -> str:
+    """The executable that `python` (a path, a name on PATH, a virtualenv) means. Starts nothing."""
+    import shutil
+
+    inside = os.path.join(
+        python, *(("Scripts", "python.exe") if os.name == "nt" else ("bin", "python"))
+    )
+    path = inside if os.path.isfile(inside) else shutil.which(python)
+    if path is None:
+        raise RequestError("python", f"{python!r} is not an interpreter or a virtualenv")
+    return path
+
+
+def permitted(python: str, listed: tuple[str, ...] | None) -> str:
+    """What to start for `python` where the operator lists interpreters (None: any is allowed).
+
+    To ask an interpreter for its version starts it on the host, outside every sandbox, and so does
+    the code in a virtualenv's .pth files. So a virtualenv has to be listed itself: that its
+    executable leads to a listed one is not enough. Raises PolicyError, and starts nothing.
+    """
+    if listed is None:
+        return python
+    path = locate(python)
+    known = [sys.executable]
+    for entry in listed:
+        try:
+            known.append(locate(entry))
+        except RequestError:  # not installed here
+            continue
+    for start in known:
+        if _place(path) == _place(start):
+            return start
+    for start in known:
+        if os.path.realpath(path) == os.path.realpath(start) and not (
+            _is_virtual(path) or _is_virtual(start)
+        ):
+            return start
+    allowed = ", ".join(listed) if listed else "none but the one that runs Belljar"
+    raise PolicyError(
+        "python",
+        f"{python!r} is not an interpreter that the operator's ceiling.interpreters allows"
+        f" ({allowed})",
+        fix="ask the operator to add it to ceiling.interpreters",
+    )
+
+
+def _place(path: str) -> str:
+    """Which directory entry `path` is, whatever links lead to its directory."""
+    directory, name = os.path.split(os.path.abspath(path))
+    return os.path.join(os.path.realpath(directory), name)
+
+
+def _is_virtual(path: str) -> bool:
+    """Whether the interpreter would find a virtualenv's settings at any of its links."""
+    path = os.path.abspath(path)
+    while True:
+        directory = os.path.dirname(path)
+        if any(
+            os.path.lexists(os.path.join(each, "pyvenv.cfg"))
+            for each in (directory, os.path.dirname(directory))
+        ):
+            return True
+        if not os.path.islink(path):
+            return False
+        path = os.path.join(directory, os.readlink(path))
 
 
 def _with_targets(executable: str, prefixes: set[str]) -> tuple[str, ...]:

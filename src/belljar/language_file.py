@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from . import languages, policy_fields
+from . import languages, policy_fields, trusted_imports
 from .collect import checked_name
 from .config import read_bytes
 from .errors import ConfigError, LanguageUnknown, PolicyError, RequestError
@@ -216,9 +216,7 @@ def _place(where: str, backend: str, given: object) -> Place:
 
 
 def _foreign_backends() -> set[str]:
-    from importlib.metadata import entry_points
-
-    return {point.name for point in entry_points(group="belljar.backends")}
+    return set(trusted_imports.entry_points("belljar.backends"))
 
 
 def _table(where: str, given: object) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from . import interpreter
-from .errors import BelljarError, LanguageMissing, RequestError
+from .errors import BelljarError, LanguageMissing, PolicyError, RequestError
 from .types import Language
 
 # Searched after PATH, which a service may not have.
@@ -46,9 +46,13 @@ def installed(language: Language, backend: str = "") -> str:
 
 
 def python_of(language: Language, python: str | None, backend: str = "") -> str | None:
-    """The interpreter for a Python program: a path, or None for the one that runs Belljar."""
-    wanted = language.version
+    """The interpreter for a Python program: a path, or None for the one that runs Belljar.
+
+    PolicyError for one that the operator's ceiling does not list; that one is not started.
+    """
+    wanted, listed = language.version, language.interpreters
     if python is not None:
+        python = interpreter.permitted(python, listed)
         has = interpreter.find(python).version
         if has[: len(wanted)] != wanted:
             told = ".".join(map(str, has))
@@ -59,19 +63,28 @@ def python_of(language: Language, python: str | None, backend: str = "") -> str 
         path = _which(command[0])
         if path is None:
             raise _missing(language, f"{command[0]!r} is not installed", backend)
-        return path
+        return interpreter.permitted(path, listed)
     if sys.version_info[: len(wanted)] == wanted:
         return None
     short = ".".join(map(str, wanted[:2]))
+    refused: list[str] = []
     for path in _candidates((f"python{short}", "python3", "python")):
         if time.monotonic() - _failed.get(path, -_FORGET_SECONDS) < _FORGET_SECONDS:
+            continue
+        try:
+            path = interpreter.permitted(path, listed)
+        except PolicyError:
+            refused.append(path)
             continue
         try:
             if interpreter.find(path).version[: len(wanted)] == wanted:
                 return path
         except RequestError:  # a version manager's shim for a version that is not selected
             _failed[path] = time.monotonic()
-    raise _missing(language, f"no {language.name} is on PATH", backend)
+    why = f"no {language.name} is on PATH"
+    if refused:
+        why += f" that the operator's ceiling.interpreters allows ({', '.join(refused)})"
+    raise _missing(language, why, backend)
 
 
 def missing(language: Language) -> bool:

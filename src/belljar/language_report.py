@@ -44,7 +44,8 @@ def reports(engine: Backends) -> list[LanguageReport]:
     found = []
     for name in dict.fromkeys(names):
         source = settings.language_file or "" if name in added else "built in"
-        found.append(_report(engine, languages.find(name, settings), here, source))
+        language = languages.bounded(languages.find(name, settings), None, settings)
+        found.append(_report(engine, language, here, source))
     return found
 
 

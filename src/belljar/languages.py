@@ -56,6 +56,17 @@ def find(name: str, settings: Settings | None = None) -> Language:
     return found
 
 
+def bounded(language: Language, python: str | None, settings: Settings) -> Language:
+    """`language` with the interpreters that the operator's ceiling leaves to it, if it may need
+    another one than the one that runs Belljar."""
+    listed = settings.ceiling.interpreters
+    if listed is None or language.family != "python":
+        return language
+    if python is None and not (language.version or language.command or language.places):
+        return language
+    return replace(language, interpreters=listed)
+
+
 def of(request: Request) -> Language:
     """What the engine resolved, or for a request that came past it, what is built in."""
     return request.resolved if request.resolved is not None else find(request.language)

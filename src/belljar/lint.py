@@ -97,26 +97,58 @@ def decoded(source: bytes) -> str:
         return ""
 
 
-def report(findings: Iterable[Finding]) -> str:
-    """The findings for a person to read: what is not allowed, how to allow it, what this is not."""
+ALLOW_MORE = "Allow more with "  # begins the last line of a report: the fix, as a call has it
+
+
+def report(
+    findings: Iterable[Finding], modules: Modules | None = None, level: str | None = None
+) -> str:
+    """The findings for a person to read: a sentence, what is not allowed, and how to allow it.
+
+    `level` is given where `modules` is the level's own list.
+    """
     found = list(findings)
     things = "1 thing is" if len(found) == 1 else f"{len(found)} things are"
-    lines = [f"The program was not started: {things} not allowed by its module list."]
+    lines = [f"The program was not started: {things} not allowed by {_whose(modules, level)}."]
     for item in found[:_SHOWN]:
         where = f"{_quoted(item.file)}, " if item.file else ""
         lines.append(f"  {where}line {item.line}, column {item.column}: {item.message}")
     if len(found) > _SHOWN:
         lines.append(f"  and {len(found) - _SHOWN} more")
     names = sorted({item.name for item in found if _is_module(item.name)})[:_SHOWN]
+    anything = 'everything with modules="any" (the sandbox isolates the same)'
     if names:
-        listed = ", ".join(f'"{name}"' for name in names)
-        lines.append(f"To allow a module, put it on the list: modules=[{listed}, ...].")
-    lines.append('To turn this check off: modules="any".')
-    lines.append(
-        "This check is a lint: it reads the source and catches mistakes, not attackers."
-        " The boundary is the backend, if that is one."
-    )
+        allowed = modules.allow if modules is not None and modules.allow else ()
+        listed = ", ".join(f'"{name}"' for name in dict.fromkeys((*allowed, *names)))
+        lines.append(f"{ALLOW_MORE}modules=[{listed}], or {anything}. {_NATURE}")
+    else:
+        lines.append(f"{ALLOW_MORE}a change of the program, or {anything}. {_NATURE}")
     return "\n".join(lines)
+
+
+def without_fix(text: str) -> str:
+    """A report without its last line, for an edge that has its own words for that."""
+    said, _, last = text.rpartition("\n")
+    return said if said and last.startswith(ALLOW_MORE) else text
+
+
+_NATURE = "The check is a lint: it catches mistakes; the boundary is the backend."
+
+
+def _whose(modules: Modules | None, level: str | None) -> str:
+    """The list that refuses, with what it allows or denies."""
+    if modules is None or not modules.active:
+        return "its module list"
+    if modules.allow is None:
+        return f"its module list, which denies {_some(modules.deny)}"
+    allowed = f"allows only {_some(modules.allow)}" if modules.allow else "allows no import"
+    denied = f" and denies {_some(modules.deny)}" if modules.deny else ""
+    return (f'level "{level}", which ' if level else "its module list, which ") + allowed + denied
+
+
+def _some(names: tuple[str, ...]) -> str:
+    shown = ", ".join(map(_short, sorted(names)[:_SHOWN]))
+    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
 
 
 Spot = tuple[ast.AST, str, str]  # where, the finding's name, its message

@@ -50,7 +50,11 @@ Level = Literal["permissive", "standard", "strict"]
 
 @record
 class Limits:
-    """What a run may use up: seconds, bytes, cores, counts; `fuel` where a backend counts it."""
+    """What a run may use up: seconds, bytes, cores, counts; `fuel` where a backend counts it.
+
+    `output` bounds each of stdout and stderr, `value` and `displays` what else the host keeps:
+    decoded bytes, and 64 for each value in it.
+    """
 
     timeout: float
     memory: int
@@ -58,6 +62,8 @@ class Limits:
     processes: int = 50
     disk: int = 1 << 30
     output: int = 1 << 20
+    value: int = 64 << 20
+    displays: int = 16 << 20
     open_files: int = 256
     fuel: int | None = None
 
@@ -97,7 +103,11 @@ class Modules:
 
 @record
 class Policy:
-    """A complete set of rules. `explicit` names the fields that the request itself set."""
+    """A complete set of rules. `explicit` names the fields that the request itself set.
+
+    `asked_isolation` is the floor without the level's part: what the request, the operator's
+    defaults and the ceiling ask for.
+    """
 
     level: Level
     min_isolation: Isolation
@@ -106,6 +116,7 @@ class Policy:
     filesystem: Filesystem = field(default_factory=Filesystem)
     modules: Modules = field(default_factory=Modules)
     explicit: frozenset[str] = frozenset()
+    asked_isolation: Isolation = Isolation.NONE
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -184,8 +195,12 @@ class Ceiling:
     processes: int | None = None
     disk: int | None = None
     output: int | None = None
+    value: int | None = None
+    displays: int | None = None
     open_files: int | None = None
     fuel: int | None = None
     network: Literal["off", "hosts", "any"] = "any"
     mounts: Literal["none", "ro", "rw", "unprotected"] = "unprotected"
     min_isolation: Isolation = Isolation.NONE
+    # Pythons beside the one that runs Belljar: to ask one for its version starts it on the host.
+    interpreters: tuple[str, ...] | None = None

@@ -7,21 +7,36 @@ import posixpath
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from . import units
+from . import minima, units
 from .errors import PolicyError
+from .guest.protocol import MAX_VALUE
 from .policy import DANGEROUS_MODULES, LEVEL_MODULES, Filesystem, Level, Modules, Network
 from .records import names, plain
 from .types import Mount
 
+
+def _value(field: str, given: object) -> int:
+    size = units.size(field, given)
+    if size > MAX_VALUE:
+        raise PolicyError(
+            field,
+            f"{given!r} is more than a value can have, which is {units.human_size(MAX_VALUE)}",
+            fix="bring what is larger out as a file: `outputs`",
+        )
+    return size
+
+
 # How each limit is read. Also the list of limits that a request and the ceiling may name.
 LIMITS: Mapping[str, Callable[[str, object], Any]] = {
-    "timeout": units.seconds,
-    "memory": units.size,
-    "cpus": units.cores,
+    "timeout": minima.checked(units.seconds),
+    "memory": minima.checked(units.size),
+    "cpus": minima.checked(units.cores),
     "processes": units.count,
-    "disk": units.size,
+    "disk": minima.checked(units.size),
     "output": units.size,
-    "open_files": units.count,
+    "value": _value,
+    "displays": units.size,
+    "open_files": minima.checked(units.count),
     "fuel": units.count,
 }
 

@@ -92,7 +92,7 @@ def _made(cls: type[T], *, positional: bool) -> type[T]:
         "__delattr__": _refuse_change,
         "__eq__": _equal,
         "__hash__": _hash,
-        "__repr__": _repr,
+        "__repr__": cls.__dict__.get("__repr__", _repr),
         "__getstate__": _values,
         "__setstate__": _fill,
         "__qualname__": cls.__qualname__,

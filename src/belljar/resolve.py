@@ -37,8 +37,12 @@ def resolve(
     ceiling: Ceiling | None = None,
     defaults: Mapping[str, Any] | None = None,
     language: Language | None = None,
+    found: Mapping[str, Any] | None = None,
 ) -> Resolved:
     """Level, then `defaults`, then the language's, then the request's `wishes`, under `ceiling`.
+
+    `found` are policy keys of a belljar.toml that was merely found: they only make stricter what
+    holds before the wishes.
 
     A number past the ceiling is lowered to it, with a warning. A right past the ceiling (network,
     mounts) is refused, because half a right is a broken program. None means "not asked". A language
@@ -62,6 +66,10 @@ def resolve(
                     f"{language.name} programs may use the network, but not past the operator's"
                     f" ceiling {ceiling.network!r}: it is off"
                 )
+    if found:
+        from .found import tightened
+
+        policy = tightened(policy, found)
     if asked:
         policy = _apply(policy, asked, explicit=True)
     if language is not None and language.allow_network is False and policy.network.mode != "off":
@@ -109,8 +117,15 @@ def resolve(
                 f"{mode} {what!r} is past the operator's ceiling {ceiling.mounts!r}",
                 fix="ask the operator to raise ceiling.mounts",
             )
-    if limits is not policy.limits or floor is not policy.min_isolation:
-        policy = replace(policy, limits=limits, min_isolation=floor)
+    asked_floor = policy.asked_isolation
+    if not asked_floor.at_least(ceiling.min_isolation):
+        asked_floor = ceiling.min_isolation
+    if (limits, floor, asked_floor) != (
+        policy.limits,
+        policy.min_isolation,
+        policy.asked_isolation,
+    ):
+        policy = replace(policy, limits=limits, min_isolation=floor, asked_isolation=asked_floor)
     return Resolved(policy=policy, mounts=mounts, warnings=tuple(warnings))
 
 
@@ -134,6 +149,8 @@ def _apply(policy: Policy, wishes: Mapping[str, Any], *, explicit: bool) -> Poli
         changes["min_isolation"] = (
             floor if floor.at_least(policy.min_isolation) else policy.min_isolation
         )
+        if floor.at_least(policy.asked_isolation):
+            changes["asked_isolation"] = floor
     if explicit:
         changes["explicit"] = frozenset(wishes)
     return replace(policy, **changes)

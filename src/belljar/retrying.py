@@ -9,6 +9,7 @@ from .events import Emit, Event, Output
 from .types import Result, Status
 
 _TRACEBACK = b"Traceback (most recent call last):"
+_MOST_KEPT = 1 << 20  # no traceback is longer
 _MODULE = re.compile(r"No module named '([^']+)'")
 
 
@@ -22,6 +23,7 @@ class Unheard:
         self._forward = forward
         self._kept: list[Output] = []
         self._said = b""
+        self._size = 0
         self.heard = False
 
     def __call__(self, event: Event) -> None:
@@ -29,6 +31,10 @@ class Unheard:
             self._said = (self._said + event.data)[: len(_TRACEBACK)]
             if _TRACEBACK.startswith(self._said):
                 self._kept.append(event)
+                self._size += len(event.data)
+                if self._size <= _MOST_KEPT:
+                    return
+                self.release()
                 return
         self.release()
         self._forward(event)

@@ -7,40 +7,42 @@ isolation floor is checked here once more, whoever wrote the backend.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
-from . import choose, languages, libraries
+from . import choose, languages, libraries, minima, refusals
 from .backends import registry
-from .backends.base import Backend, Plan, never, refuse_unless_held
+from .backends.base import Backend, Plan, never, refuse_hidden, refuse_unless_held
 from .config import Settings
 from .errors import (
     BackendUnavailable,
     BelljarError,
     LanguageMissing,
     LibrariesMissing,
+    LimitValue,
     PolicyUnenforceable,
     RequestError,
 )
 from .events import Event
 from .policy import Policy
 from .records import positional_record, record, replace
-from .types import Request
+from .types import Fallback, Request
+from .units import exact_size, human_size
 
 NAMED = "named by the caller"
 
 
-class NotHere(BackendUnavailable):
-    """The host lacks what the backend needs."""
-
-
 @positional_record
 class Chosen:
-    """A backend, its plan, why it, and what the host lacks for a backend that would come first."""
+    """A backend, its plan, why it, and what the host lacks for a backend that would come first.
+
+    `fallback` if it runs instead of another one.
+    """
 
     backend: Backend
     plan: Plan
     reason: str
     lacking: str = ""
+    fallback: Fallback | None = None
 
 
 @record
@@ -73,9 +75,11 @@ class Selection:
         self, request: Request, policy: Policy, name: str | None, *, start: bool = False
     ) -> Chosen:
         """The backend for a run. Unless `start`, nothing is started to find out about libraries."""
-        name = name or self._settings.backend
         if request.require_libraries:
             _check_language(request)
+        if not name and self._settings.found_backend:
+            return self._found(self._settings.found_backend, request, policy, start)
+        name = name or self._settings.backend
         if name == "auto":
             return self._auto(request, policy, start)
         chosen = self._load(name)
@@ -95,28 +99,92 @@ class Selection:
         return choose.candidates(self._given, rungs, policy, request)
 
     def _auto(self, request: Request, policy: Policy, start: bool) -> Chosen:
-        refusals: dict[str, BelljarError] = {}
+        refused: dict[str, BelljarError] = {}
         passed: dict[str, str] = {}
         lacking = ""
+        doubts: set[str] = set()
         for candidate in self.candidates(request, policy):
             name = candidate.name
             try:
                 if candidate.stand_in and any(
-                    isinstance(refusal, LanguageMissing) for refusal in refusals.values()
+                    isinstance(refusal, LanguageMissing) for refusal in refused.values()
                 ):
                     raise BackendUnavailable(f"it {candidate.doubt}")
                 backend, plan = self._try(name, policy, request, start)
             except (PolicyUnenforceable, BackendUnavailable) as error:
-                refusals[name] = error
+                refused[name] = error
                 passed.setdefault(name, _short(error))
-                if isinstance(error, NotHere) and not candidate.doubt and not lacking:
+                if candidate.doubt:
+                    doubts.add(name)
+                if isinstance(error, refusals.NotHere) and not candidate.doubt and not lacking:
                     lacking = f"{error.message}; it would have been used"
                     lacking += f" (fix: {error.fix})" if error.fix else ""
                 continue
             others = self._passed_over(name, passed, request, policy)
             reason = choose.reason(name, others, candidate.doubt)
+            plan = self._weaker(plan, refused, doubts)
             return Chosen(backend, plan, reason, lacking)
-        raise _nobody(refusals)
+        failure = refusals.of_all(refused, policy, registry.RUNGS)
+        for other, plan in self._allowed(policy, request, start):
+            why = f"nothing here reaches isolation {policy.min_isolation.value}"
+            return self._fallen_back("auto", other, plan, why, failure.fix)
+        raise failure
+
+    def _weaker(
+        self, plan: Plan, refused: Mapping[str, BelljarError], doubts: Collection[str]
+    ) -> Plan:
+        """`plan`, with a warning if it isolates less than a backend that refused the policy.
+
+        If only the value of a limit stands against the stronger one, that is raised instead: the
+        value can be changed, and a number alone must not lower the isolation.
+        """
+        for name, error in refused.items():
+            if not isinstance(error, PolicyUnenforceable) or name in doubts:
+                continue
+            stronger = self._load(name).isolation
+            if plan.isolation.at_least(stronger):
+                continue
+            if isinstance(error, LimitValue):
+                weaker = plan.backend
+                raise LimitValue(
+                    f"{error.message}; and {weaker!r}, the next backend, isolates less"
+                    f" ({plan.isolation.value} is below {stronger.value})",
+                    fields=error.fields,
+                    fits=error.fits,
+                    fix=f'{error.fix}; or take the weaker one: backend="{weaker}"',
+                )
+            fields = ", ".join(field for field in error.fields if field != "min_isolation")
+            warning = (
+                f"{plan.backend!r} isolates less than {name!r} ({plan.isolation.value} is below"
+                f" {stronger.value}), which cannot hold {fields or 'the policy'}"
+            )
+            return replace(plan, warnings=(*plan.warnings, warning))
+        return plan
+
+    def _found(self, name: str, request: Request, policy: Policy, start: bool) -> Chosen:
+        """The backend that a found belljar.toml names, if it isolates as well as what `auto` takes.
+
+        The file may have come with the program: it neither weakens the sandbox, nor brings in a
+        backend that is not Belljar's own, because loading one imports its code.
+        """
+        auto = self._auto(request, policy, start)
+        if auto.backend.name == name:
+            return auto
+        try:
+            if name not in (registry.BUILT_IN if self._given is None else self._given):
+                raise BackendUnavailable("it is not one of Belljar's own")
+            backend, plan = self._try(name, policy, request, start)
+            if plan.isolation.at_least(auto.plan.isolation):
+                return Chosen(backend, plan, "named by the belljar.toml in the current directory")
+            why = f"it isolates less ({plan.isolation} is below {auto.plan.isolation})"
+        except (PolicyUnenforceable, BackendUnavailable) as error:
+            why = error.message
+        warning = (
+            f"the belljar.toml found in the current directory names the backend {name!r}, which was"
+            f" not used: {why}; to trust that file set BELLJAR_CONFIG=belljar.toml or give --config"
+        )
+        plan = replace(auto.plan, warnings=(*auto.plan.warnings, warning))
+        return Chosen(auto.backend, plan, auto.reason, auto.lacking)
 
     def _passed_over(
         self, name: str, passed: Mapping[str, str], request: Request, policy: Policy
@@ -149,13 +217,22 @@ class Selection:
     ) -> Chosen:
         """Instead of a missing backend: an equal or stronger one, or one the operator allows.
 
-        Never silently: the plan carries a warning into the result.
+        Never silently: `Chosen.fallback` goes into the result, and so does a warning.
         """
+        if not (request.fallback and self._settings.fallback_enabled):
+            raise why
         for other, plan in self._instead(wanted, policy, request, start):
-            warning = f"{why.message}; ran on {other.name!r}"
-            plan = replace(plan, warnings=(*plan.warnings, warning))
-            return Chosen(other, plan, f"fallback from {name}")
+            return self._fallen_back(name, other, plan, refusals.why_unavailable(why), why.fix)
         raise why
+
+    @staticmethod
+    def _fallen_back(wanted: str, other: Backend, plan: Plan, why: str, fix: str | None) -> Chosen:
+        warning = f"{wanted!r} is not available ({why}); ran on {other.name!r}"
+        if wanted == "auto":
+            warning = f"{why}; ran on {other.name!r}, which the operator's fallback.allow names"
+        plan = replace(plan, warnings=(*plan.warnings, warning))
+        fallback = Fallback(wanted=wanted, used=other.name, why=why, fix=fix)
+        return Chosen(other, plan, f"fallback from {wanted}", fallback=fallback)
 
     def _instead(
         self, wanted: Backend, policy: Policy, request: Request, start: bool
@@ -166,9 +243,24 @@ class Selection:
                 continue
             try:
                 other = self._load(candidate)
-                if candidate not in allowed and not other.isolation.at_least(wanted.isolation):
-                    continue
-                yield self._try(candidate, policy, request, start)
+                if candidate in allowed:
+                    yield self._try(candidate, _undercut(policy, other), request, start)
+                elif other.isolation.at_least(wanted.isolation):
+                    yield self._try(candidate, policy, request, start)
+            except (PolicyUnenforceable, BackendUnavailable):
+                continue
+
+    def _allowed(
+        self, policy: Policy, request: Request, start: bool
+    ) -> Iterator[tuple[Backend, Plan]]:
+        """What the operator lets run a program for which `auto` finds nothing."""
+        if not (request.fallback and self._settings.fallback_enabled):
+            return
+        for name in self._settings.fallback_allow:
+            try:
+                if name in self._names():
+                    lowered = _undercut(policy, self._load(name))
+                    yield self._try(name, lowered, request, start)
             except (PolicyUnenforceable, BackendUnavailable):
                 continue
 
@@ -182,6 +274,8 @@ class Selection:
         if (name or self._settings.backend) == "auto":
             places = self._all(policy, request)
         else:
+            if not (request.fallback and self._settings.fallback_enabled):
+                return None
             places = self._instead(failed.backend, policy, request, True)
         needed = (module,) if module else ()
         here = libraries.side(failed.backend.name, request)
@@ -201,21 +295,45 @@ class Selection:
             except (PolicyUnenforceable, BackendUnavailable):
                 continue
 
-    @staticmethod
-    def compile(backend: Backend, policy: Policy, request: Request) -> Plan:
+    def _of_a_value(
+        self, error: PolicyUnenforceable, backend: Backend, policy: Policy, request: Request
+    ) -> LimitValue | None:
+        """The refusal of a disk that memory cannot hold, if the backend holds all the rest."""
+        limits = policy.limits
+        if error.fields != ("disk",) or limits.disk <= limits.memory:
+            return None
+        enough = replace(policy, limits=replace(limits, memory=limits.disk))
+        try:
+            backend.compile(enough, request)
+        except PolicyUnenforceable:
+            return None
+        most = self._settings.ceiling.memory
+        raised = most is None or limits.disk <= most
+        fits = {"memory": limits.disk} if raised else {"disk": limits.memory}
+        return LimitValue(
+            f"disk={human_size(limits.disk)} does not fit into memory={human_size(limits.memory)}:"
+            f" backend {backend.name!r} keeps files in memory",
+            fields=error.fields,
+            fits={name: exact_size(size) for name, size in fits.items()},
+        )
+
+    def compile(self, backend: Backend, policy: Policy, request: Request) -> Plan:
         """The plan, or why this backend cannot run the request here."""
         found = backend.probe()
         if not found.available:
-            raise NotHere(
-                f"backend {backend.name!r} is not available: {found.reason}", fix=found.fix
-            )
+            raise refusals.NotHere(backend.name, found.reason, found.fix)
         if request.image and not getattr(backend, "takes_images", False):
             raise PolicyUnenforceable(
                 f"backend {backend.name!r} runs no images, and {request.image!r} is asked for",
                 fields=("image",),
                 fix="choose docker or gvisor, or leave the image out",
             )
-        plan = backend.compile(policy, request)
+        refuse_hidden(policy, request)
+        minima.refuse_below(backend.name, getattr(backend, "least", {}), policy.limits)
+        try:
+            plan = backend.compile(policy, request)
+        except PolicyUnenforceable as error:
+            raise self._of_a_value(error, backend, policy, request) or error from None
         profile = request.resolved.seccomp if request.resolved is not None else "default"
         if profile != "default" and "seccomp" not in plan.enforcement:
             raise PolicyUnenforceable(
@@ -275,6 +393,16 @@ class Selection:
         return found
 
 
+def _undercut(policy: Policy, backend: Backend) -> Policy:
+    """The policy under which a backend runs that the operator's fallback.allow names.
+
+    It may be below the floor that comes with the level, never below an explicit one.
+    """
+    if backend.isolation.at_least(policy.min_isolation) or not refusals.is_the_levels(policy):
+        return policy
+    return replace(policy, min_isolation=policy.asked_isolation)
+
+
 _told: set[str] = set()
 _told_lock = threading.Lock()
 
@@ -290,42 +418,12 @@ def once(text: str) -> tuple[str, ...]:
         return (text,)
 
 
-def _nobody(refusals: Mapping[str, BelljarError]) -> BelljarError:
-    """What to raise when every backend has refused."""
-    for refusal in refusals.values():
-        if isinstance(refusal, LanguageMissing):  # the policy would be held
-            return refusal
-    # That others run no images helps nobody who asked for one.
-    about = {n: e for n, e in refusals.items() if getattr(e, "fields", ()) != ("image",)}
-    refusals = about or refusals
-    if len(refusals) == 1:
-        return next(iter(refusals.values()))
-    told = "; ".join(f"{known}: {error.message}" for known, error in refusals.items())
-    lacked = [error for error in refusals.values() if isinstance(error, LibrariesMissing)]
-    if lacked:
-        return LibrariesMissing(
-            f"no backend here has every library that the program requires: {told}",
-            libraries=dict.fromkeys(name for error in lacked for name in error.libraries),
-            fix="install them where programs run, or name an image that has them",
-        )
-    fields = tuple(
-        dict.fromkeys(
-            field for error in refusals.values() for field in getattr(error, "fields", ())
-        )
-    )
-    return PolicyUnenforceable(
-        f"no backend here can enforce this policy: {told or 'none is installed'}",
-        fields=fields,
-        fix="belljar doctor",
-    )
-
-
 def _short(error: BelljarError) -> str:
     """A refusal in a few words that go after the backend's name."""
     match error:
         case PolicyUnenforceable():
             return f"cannot hold {', '.join(error.fields)}"
-        case NotHere():
+        case refusals.NotHere():
             return f"cannot be had here ({error.message.partition(': ')[2].partition(' (')[0]})"
         case LibrariesMissing():
             return f"cannot import {', '.join(error.libraries)}"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Literal
 
+from .errors import ProgramFailed
 from .guest import values
 from .records import field, plain, positional_record, record
 
@@ -24,7 +25,7 @@ class Status(StrEnum):
     KILLED = "killed"
 
 
-Limit = Literal["pids", "disk", "output", "fds"]
+Limit = Literal["timeout", "memory", "pids", "disk", "output", "fds", "fuel"]
 State = Literal["enforced", "best_effort", "absent"]
 
 
@@ -69,6 +70,37 @@ class Display:
 
     data: Mapping[str, str]
 
+    @property
+    def text(self) -> str:
+        """The plain form, which every display has; empty if the guest left it out."""
+        return self.data.get("text/plain", "")
+
+    @property
+    def html(self) -> str | None:
+        """What the guest wrote as HTML: show it only where scripts cannot do harm."""
+        return self.data.get("text/html")
+
+    @property
+    def png(self) -> bytes | None:
+        picture = self.data.get("image/png")
+        return None if picture is None else values.from_base64(picture)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the form that the path's suffix names; ValueError if there is no such form."""
+        from . import presentation
+
+        presentation.save(self, path)
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        from . import presentation
+
+        return presentation.of_display(self)
+
+    def __repr__(self) -> str:
+        from . import presentation
+
+        return f"<Display {', '.join(self.data)}: {presentation.one_line(self.text, 60)}>"
+
 
 @record
 class File:
@@ -101,6 +133,16 @@ class KillProof:
     seconds: float
 
 
+@record
+class Fallback:
+    """Why a run was not on the backend that was asked for, and how to get that one."""
+
+    wanted: str
+    used: str
+    why: str
+    fix: str | None = None
+
+
 def new_id() -> str:
     """A run's id: unguessable, short enough to type."""
     return os.urandom(8).hex()
@@ -114,6 +156,7 @@ class Result:
     exit_code: int | None = None
     signal: int | None = None
     limit_hit: Limit | None = None
+    explanation: str = ""  # what happened, in a sentence or two; empty for a success
     stdout: str = ""
     stderr: str = ""
     truncated: bool = False
@@ -128,6 +171,7 @@ class Result:
     settled: bool = True  # False: the kernel has not confirmed the end yet, the guest has said it
     backend: str = ""
     backend_reason: str = ""
+    fallback: Fallback | None = None
     retried: str | None = None  # the backend where it had failed first, for want of a module
     isolation: str = "none"
     warnings: tuple[str, ...] = ()
@@ -136,6 +180,31 @@ class Result:
     @property
     def success(self) -> bool:
         return self.status is Status.SUCCESS
+
+    def check(self) -> Result:
+        """This result, if the program succeeded; otherwise raises ProgramFailed, which has it."""
+        if not self.success:
+            raise ProgramFailed(self)
+        return self
+
+    def summary(self, max_chars: int = 4000) -> str:
+        """What an agent shows its model: how it ended, value, output, error, files, displays.
+
+        At most `max_chars` characters; long output keeps its head and its tail.
+        """
+        from . import presentation
+
+        return presentation.summary(self, max_chars)
+
+    def __repr__(self) -> str:
+        from . import presentation
+
+        return presentation.of_result(self)
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        from . import presentation
+
+        return presentation.bundle(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Stable, strict JSON: no NaN, no lone surrogates, bytes as base64."""
@@ -147,6 +216,7 @@ class Result:
             "exit_code": self.exit_code,
             "signal": self.signal,
             "limit_hit": self.limit_hit,
+            "explanation": clean_text(self.explanation),
             "stdout": clean_text(self.stdout),
             "stderr": clean_text(self.stderr),
             "truncated": self.truncated,
@@ -179,6 +249,7 @@ class Result:
             "settled": self.settled,
             "backend": self.backend,
             "backend_reason": self.backend_reason,
+            "fallback": self.fallback and plain(self.fallback),
             "retried": self.retried,
             "isolation": self.isolation,
             "warnings": list(self.warnings),
@@ -209,7 +280,8 @@ class Language:
     `command` is an argv prefix; the program's file and arguments follow it. A language of the
     family `python` is run by our worker instead: its command is just an interpreter, and none at
     all means the one that runs Belljar. `version` is what its name asks for. `paths` are what the
-    interpreter reads besides the system's own directories.
+    interpreter reads besides the system's own directories. `interpreters` are those that the
+    operator's ceiling leaves to it; None is any.
     """
 
     name: str
@@ -227,6 +299,7 @@ class Language:
     limits: Mapping[str, Any] = field(default_factory=dict)
     allow_network: bool | None = None
     places: Mapping[str, Place] = field(default_factory=dict)
+    interpreters: tuple[str, ...] | None = None
 
     def command_on(self, backend: str) -> tuple[str, ...]:
         place = self.places.get(backend)
@@ -260,5 +333,8 @@ class Request:
     settle: Literal["now", "later"] = "now"
     require_libraries: tuple[str, ...] = ()
     retry: bool = False
+    fallback: bool = True
+    stream_cap: int = 0  # bytes of a stream that Output events carry, if more than a result keeps
+    filename: str | None = None  # the program's own, instead of the language's
     resolved: Language | None = None
     id: str = field(default_factory=new_id)

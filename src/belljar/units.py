@@ -70,6 +70,14 @@ def _positive(field: str, given: object) -> float:
     return given
 
 
+def exact_size(number: int) -> str:
+    """2147483648 as "2G": the shortest text that `size` reads as `number`."""
+    for power, unit in ((30, "G"), (20, "M"), (10, "K")):
+        if number % (1 << power) == 0:
+            return f"{number >> power}{unit}"
+    return str(number)
+
+
 def human_size(number: int) -> str:
     """1536 as "1.5 KiB"."""
     value = float(number)

@@ -21,7 +21,7 @@ from belljar.backends.gvisor import GvisorBackend
 from belljar.docker_api import socket_path
 from belljar.errors import BackendUnavailable
 from belljar.guest import agent, protocol
-from belljar.linux import seccomp_jail
+from belljar.linux import seccomp, seccomp_jail
 from belljar.policy import Policy, level_policy
 from belljar.types import Mount, Request
 
@@ -41,6 +41,7 @@ FACTS = EngineFacts(
     cores=4,
     bridge=True,
     runtimes=("runc", "runsc"),
+    sockets_counted=True,
 )
 
 
@@ -138,12 +139,16 @@ def test_the_profile_is_the_jail_s_policy() -> None:
             allowed.update(rule["names"])
         elif not rule["args"]:
             refused.update(dict.fromkeys(rule["names"], rule["errnoRet"]))
-    assert allowed == set(seccomp_jail.ALLOWED) - set(seccomp_jail.CONDITIONED) - {"openat2"}
+    conditioned = {name for rule in document["syscalls"] if rule["args"] for name in rule["names"]}
+    assert conditioned == {
+        *seccomp_jail.CONDITIONED, *seccomp.ONLY_ITSELF, "fcntl", "memfd_create", "mmap"
+    }  # fmt: skip
+    watches = {"inotify_init", "inotify_init1", "inotify_add_watch", "inotify_rm_watch"}
+    assert allowed == set(seccomp_jail.ALLOWED) - conditioned - watches - {"openat2"}
+    assert all(refused[name] == 38 for name in watches)
     assert all(refused[name] == 1 for name in seccomp_jail.CLOSED)
     assert refused["clone3"] == refused["io_uring_setup"] == refused["openat2"] == 38
     assert document["architectures"] == ["SCMP_ARCH_X86_64"]
-    conditioned = {name for rule in document["syscalls"] if rule["args"] for name in rule["names"]}
-    assert conditioned == set(seccomp_jail.CONDITIONED)
     assert not conditioned & (allowed | set(refused))
 
 
@@ -154,8 +159,12 @@ def test_the_strict_profile_takes_more_away() -> None:
         rules = [each for each in document["syscalls"] if not each["args"]]
         return {name for each in rules if each["action"] == action for name in each["names"]}
 
-    lost = outright(plain, "SCMP_ACT_ALLOW") - outright(strict, "SCMP_ACT_ALLOW")
-    assert lost == {"memfd_create", "sched_setaffinity", "mmap"}
+    lost = outright(strict, "SCMP_ACT_ERRNO") - outright(plain, "SCMP_ACT_ERRNO")
+    assert lost == {"memfd_create", "sched_setaffinity"}
+    assert outright(plain, "SCMP_ACT_ALLOW") == outright(strict, "SCMP_ACT_ALLOW")
+    shared = {"index": 3, "value": 0x4_002F, "valueTwo": 0x21, "op": "SCMP_CMP_MASKED_EQ"}
+    maps = [each for each in strict["syscalls"] if each["args"] == [shared]]
+    assert [each["action"] for each in maps] == ["SCMP_ACT_ERRNO"]
     sockets = [each for each in strict["syscalls"] if each["names"] == ["socket"]]
     assert sockets
     assert all(each["action"] == "SCMP_ACT_ERRNO" for each in sockets)
@@ -176,7 +185,7 @@ def test_what_the_kernel_says_is_compared_with_the_order() -> None:
     good: dict[str, Any] = {
         "pid": 1, "uid": 5, "sealed": True, "capabilities": 0, "no_new_privileges": True,
         "seccomp": True, "read_only": True, "interfaces": [], "memory": shape.memory, "swap": 0,
-        "pids": shape.processes, "cpus": shape.cpus,
+        "pids": shape.processes, "cpus": shape.cpus, "reached": ["signals"],
     }  # fmt: skip
     assert amiss(shape, good) == []
     wrong: dict[str, Any] = {
@@ -186,7 +195,90 @@ def test_what_the_kernel_says_is_compared_with_the_order() -> None:
     }  # fmt: skip
     for name, value in wrong.items():
         assert len(amiss(shape, {**good, name: value})) == 1, name
+    for reached in ("streams", "memory", "environment", "limits", "priority", "cores"):
+        assert len(amiss(shape, {**good, "reached": [reached]})) == 1, reached
+    assert len(amiss(shape, {**good, "reached": None})) == 2  # an agent that did not try
     assert amiss(shape, None)
+
+
+def test_what_a_guest_of_gvisor_may_do_to_its_agent() -> None:
+    shape = planned(runtime="runsc").shape
+    good: dict[str, Any] = {
+        "pid": 1, "uid": 5, "sealed": True, "capabilities": 0, "no_new_privileges": False,
+        "seccomp": False, "read_only": True, "interfaces": [],
+        "reached": ["environment", "priority", "cores"],
+    }  # fmt: skip
+    assert amiss(shape, good) == []
+    for reached in ("streams", "memory", "signals", "limits"):
+        assert len(amiss(shape, {**good, "reached": [reached]})) == 1, reached
+
+
+def test_the_buffers_of_sockets_are_limited_where_the_memory_limit_leaves_them_out() -> None:
+    version_1 = replace(FACTS, cgroup_version=1)
+    assert planned().shape.sockets == 0
+    assert planned(facts=version_1, runtime="runsc").shape.sockets == 0
+    shape = planned(facts=version_1).shape
+    assert shape.sockets == shape.memory // 4
+    uncounted = planned(facts=replace(version_1, sockets_counted=False)).shape
+    assert (uncounted.sockets, uncounted.families) == (0, ("unix",))
+
+
+def test_memory_is_promised_only_where_sockets_are_counted_or_closed() -> None:
+    uncounted = replace(FACTS, cgroup_version=1, sockets_counted=False)
+
+    def memory(facts: EngineFacts, mode: str, *disable: str) -> str:
+        policy = level_policy("standard")
+        policy = replace(policy, network=replace(policy.network, mode=mode))
+        active = docker_plan.active_layers(facts, frozenset(disable), False)
+        report = docker_report.enforcement(policy, Request(code="1"), facts, active, gvisor=False)
+        return report["memory"].state
+
+    for facts in (FACTS, replace(FACTS, cgroup_version=1)):
+        assert memory(facts, "off") == memory(facts, "any") == "enforced"
+    assert memory(uncounted, "off") == "enforced"
+    assert memory(uncounted, "any") == "best_effort"
+    assert memory(FACTS, "off", "seccomp") == "best_effort"  # huge pages
+
+
+def test_sockets_with_a_name_are_closed_beside_mounts_without_a_network(tmp_path: Path) -> None:
+    mounted = Request(code="1", mounts=(Mount(str(tmp_path), "shown", "ro"),))
+    assert planned().shape.families == ("unix", "inet")
+    assert planned(mounted).shape.families == ("inet",)
+    policy = level_policy("strict")
+    opened = replace(policy, network=replace(policy.network, mode="any"))
+    assert planned(mounted, opened).shape.families == ("unix", "inet")
+    open_profile, closed = (
+        json.loads(profile("x86_64", families=each)) for each in (("unix", "inet"), ("inet",))
+    )
+    for document, unix in ((open_profile, "SCMP_ACT_ALLOW"), (closed, "SCMP_ACT_ERRNO")):
+        rules = [each for each in document["syscalls"] if each["names"] == ["socket"]]
+        found = {
+            rule["action"]
+            for rule in rules
+            for condition in rule["args"]
+            if seccomp_jail.AF_UNIX & condition["value"] == condition["valueTwo"]
+        }
+        assert found == {unix}
+
+
+def test_in_gvisor_the_agent_is_another_user_than_the_guest() -> None:
+    body = ordered(planned(runtime="runsc"))
+    guest = body["Entrypoint"][-1]
+    assert body["User"] == "0:0"
+    assert int(guest.split(":")[0]) > 1_000_000_000
+    assert f"uid={guest.split(':')[0]}" in body["HostConfig"]["Tmpfs"]["/sandbox"]
+    assert body["HostConfig"]["CapAdd"] == docker_plan.AGENT_RIGHTS
+    linux = ordered(planned())
+    assert linux["Entrypoint"] == ["python3"]
+    assert linux["HostConfig"]["CapAdd"] == []
+
+
+def test_what_shows_the_host_is_masked_by_either_engine() -> None:
+    assert set(docker_plan.MASKED) == set(ordered(planned())["HostConfig"]["MaskedPaths"])
+    podman = replace(FACTS, podman=True)
+    options = ordered(planned(facts=podman), podman)["HostConfig"]["SecurityOpt"]
+    (masked,) = (each for each in options if each.startswith("mask="))
+    assert set(masked.removeprefix("mask=").split(":")) == set(docker_plan.MASKED)
 
 
 def plan_with(
@@ -246,19 +338,25 @@ VERSION = {"Arch": "amd64", "Components": [{"Name": "Podman Engine"}]}
 
 
 def test_a_rootless_podman_without_limits_is_refused_whatever_it_claims() -> None:
-    as_root = read("/s", INFO, VERSION, controllers=None, bridge=True)
+    as_root = read("/s", INFO, VERSION, controllers=None, bridge=True, limits_sockets=False)
     assert as_root.memory and as_root.pids and as_root.cpu
+    assert not as_root.sockets_counted
     rootless = {**INFO, "Rootless": True, "SecurityOptions": ["name=seccomp", "name=rootless"]}
-    hollow = read("/s", rootless, VERSION, controllers=("memory", "pids", "cpu"), bridge=True)
+    hollow = read(
+        "/s", rootless, VERSION, controllers=("memory", "pids", "cpu"), bridge=True,
+        limits_sockets=False,
+    )  # fmt: skip
     partly = read(
-        "/s", {**rootless, "CgroupVersion": "2"}, VERSION, controllers=("memory",), bridge=True
-    )
+        "/s", {**rootless, "CgroupVersion": "2"}, VERSION, controllers=("memory",), bridge=True,
+        limits_sockets=False,
+    )  # fmt: skip
     whole = read(
         "/s",
         {**rootless, "CgroupVersion": "2"},
         VERSION,
         controllers=("cpu", "memory", "pids"),
         bridge=True,
+        limits_sockets=False,
     )
     for facts in (hollow, partly):
         assert not (facts.memory and facts.pids and facts.cpu)
@@ -274,6 +372,7 @@ def test_a_rootless_podman_without_limits_is_refused_whatever_it_claims() -> Non
         assert problem is not None
         assert "without limits" in problem[0]
     assert whole.memory and whole.pids and whole.cpu
+    assert whole.sockets_counted
     assert DockerBackend()._unfit(whole) is None
 
 

@@ -88,10 +88,12 @@ def test_what_it_cannot_hold_is_refused_by_name(field: str, wanted: dict[str, An
     assert refusal.value.fields == (field,)
 
 
-def test_nothing_but_the_output_cap_claims_to_be_enforced() -> None:
+def test_nothing_but_what_the_host_keeps_claims_to_be_enforced() -> None:
     report = run("1", modules=["math"]).enforcement
     assert {name for name, held in report.items() if held.state == "enforced"} == {
         "output",
+        "value",
+        "displays",
         "mounts",
     }
     assert report["modules"].state == "best_effort"

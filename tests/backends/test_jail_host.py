@@ -190,7 +190,10 @@ with Runner(engine=engine) as runner:
     shelf.available -= 1
     before, most = len(os.listdir("/proc/self/fd")), resource.getrlimit(resource.RLIMIT_NOFILE)
     for missing in (1, 3, 7):
-        limit = before + 7 - missing - 1  # that listing's own is closed
+        # The limit is of the number of a descriptor: leave as many free ones below it.
+        listed = os.listdir("/proc/self/fd")
+        open_now = {int(fd) for fd in listed if os.path.exists("/proc/self/fd/" + fd)}
+        limit = [fd for fd in range(1000) if fd not in open_now][7 - missing]
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most[1]))
         try:
             zygote.take(shelf.shape)

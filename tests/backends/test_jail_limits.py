@@ -5,6 +5,7 @@ scripts/other-kernel runs this file on other kernels.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -267,3 +268,119 @@ def test_a_run_whose_limit_was_taken_away_has_no_result() -> None:
                     run(engine, "print(1)")
     finally:
         above.rmdir()
+
+
+# One socket receives what another sends, and none reads it: 4 times the limit asked for below.
+LOOPBACK = """
+import socket, time
+import os
+kept, hold = [], os.pipe()
+for _ in range(12):
+    if os.fork() == 0:
+        for _ in range(100):
+            receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+            receiver.bind(("127.0.0.1", 0))
+            sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            sender.setblocking(False)
+            kept += [receiver, sender]
+            for _ in range(8):
+                try: sender.sendto(b"x" * 60000, receiver.getsockname())
+                except BlockingIOError: break
+        os.write(hold[1], b"1")
+        time.sleep(60)
+done = 0
+while done < 12: done += len(os.read(hold[0], 12))
+used = [line.split() for line in open("/proc/self/net/sockstat") if line.startswith("UDP:")]
+print(int(used[0][-1]) * os.sysconf("SC_PAGESIZE"))
+"""
+
+
+@pytest.mark.skipif(HOME is None or HOME.version != 1, reason="version 2 counts it as any memory")
+def test_version_1_counts_socket_buffers_beside_other_memory(engine: Engine) -> None:
+    found = {}
+    for memory in (128 * MIB, 2048 * MIB):  # the second is the control arm
+        told = run(engine, LOOPBACK, memory=memory, processes=20)
+        assert told.status is Status.SUCCESS, told
+        assert "a quarter" in told.enforcement["memory"].by
+        found[memory] = int(told.stdout)  # of the whole host, in all its network namespaces
+    assert found[128 * MIB] < 80 * MIB
+    assert found[2048 * MIB] > 160 * MIB
+
+
+READER = """
+import os
+total = 0
+for place, _, names in os.walk("/usr/lib"):
+    for name in names:
+        path = os.path.join(place, name)
+        if os.path.isfile(path) and not os.path.islink(path) and total < 60 << 20:
+            fd = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            while piece := os.read(fd, 1 << 20): total += len(piece)
+            os.close(fd)
+print(total >> 20)
+"""
+
+
+@needs_cgroup
+def test_the_peak_of_a_run_leaves_out_what_an_earlier_one_read() -> None:
+    with Engine(Settings(), backends={"jail": JailBackend()}) as engine:
+        for _ in range(3):
+            large = run(engine, READER).usage.peak_memory
+            small = [run(engine, "1").usage.peak_memory for _ in range(4)]
+            assert large is None or large > 30 * MIB  # the control arm: it is counted
+            assert all(peak is None or peak < 16 * MIB for peak in small), small
+
+
+def test_what_needs_small_sockets_and_pipes_works_where_a_watchdog_counts_them() -> None:
+    code = """
+import asyncio, multiprocessing, socket
+async def serve():
+    async def echo(reader, writer):
+        writer.write(await reader.read(100))
+        writer.close()
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    writer.writelines([b"over", b" tcp"])
+    told = await reader.read(100)
+    writer.close()
+    server.close()
+    return told
+if __name__ == "__main__":
+    context = multiprocessing.get_context("fork")
+    with context.Manager() as manager:
+        shared = manager.list([1])
+        shared.append(2)
+        print(list(shared), asyncio.run(serve()))
+"""
+    backend = JailBackend(disable=frozenset({"cgroup"}))
+    with Engine(Settings(), backends={"jail": backend}) as engine:
+        told = run(engine, code)
+    assert (told.status, told.stdout) == (Status.SUCCESS, "[1, 2] b'over tcp'\n"), told
+
+
+HUGE = """
+import mmap
+flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x40000
+try:
+    with mmap.mmap(-1, 2 << 20, flags=flags) as page: page[0] = 1
+    print("had")
+except OSError as error:
+    print(error.errno)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can fill the pool of huge pages")
+def test_a_page_of_the_pool_of_huge_ones_cannot_be_had() -> None:
+    pool = Path("/proc/sys/vm/nr_hugepages")
+    before = pool.read_text()
+    pool.write_text("4")
+    try:
+        told = []
+        for off in (frozenset({"seccomp"}), frozenset[str]()):  # the control arm first
+            with Engine(Settings(), backends={"jail": JailBackend(disable=off)}) as engine:
+                told.append(run(engine, HUGE).stdout)
+    finally:
+        pool.write_text(before)
+    assert told == ["had\n", f"{errno.ENOMEM}\n"]

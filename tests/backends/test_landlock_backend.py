@@ -100,7 +100,9 @@ late = open("late", "w"); atexit.register(late.write, "c")
     assert found == {"kept": b"a", "cycle": b"b", "late": b"c"}
 
 
-@pytest.mark.parametrize("path", ["/etc/shadow", "/proc/self/status", "/dev/shm", "/root"])
+@pytest.mark.parametrize(
+    "path", ["/etc/shadow", "/proc/1/status", "/proc/self/maps", "/dev/shm", "/root"]
+)
 def test_what_no_program_needs_cannot_be_opened(warm: Jar, path: str) -> None:
     code = f"import os; os.close(os.open({path!r}, os.O_RDONLY))"
     result = warm.run(code)

@@ -51,8 +51,8 @@ ANSWERS: dict[str, Any] = {
     "watch_directory": [False, True],
     "attribute": ["ENOTSUP", "done"],
     "processes_in_sight": ["EACCES", "done"],
-    "memory": ["oom", None, 0],
-    "family": ["oom", None, 0],
+    "memory": ["oom", "memory", 0],
+    "family": ["oom", "memory", 0],
     "forks": ["limit", "pids", 0],
     "forks_of_one": ["limit", "pids", 0],
     "threads_of_one": [["limit", "pids", 0], True],
@@ -60,7 +60,7 @@ ANSWERS: dict[str, Any] = {
     "unreadable": ["limit", "disk", 0],
     "hoard": ["error", "PermissionError"],
     "processor": ["timeout", "cpu"],
-    "timeout": ["timeout", None, 0],
+    "timeout": ["timeout", "timeout", 0],
     "left": [],
 }
 

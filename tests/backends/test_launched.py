@@ -26,6 +26,7 @@ from belljar.config import Settings
 from belljar.engine import Engine
 from belljar.errors import BackendFailed, PolicyUnenforceable
 from belljar.linux import probe
+from belljar.testing.conformance.harness import directory_with_a_mount
 from belljar.types import Mount, Request, Result, Status
 
 TOOLS = ("bubblewrap", "firejail", "nsjail")
@@ -238,6 +239,65 @@ def read(path):
     assert jar.run(code, mounts=mounts).value == ["shown", "keys", "token"]
     result = jar.run(code, mounts=mounts, filesystem={"hidden": hidden})
     assert result.value == ["shown", "", ""]
+
+
+@pytest.fixture
+def mounted_below() -> Iterator[Path]:
+    with directory_with_a_mount() as directory:
+        yield directory
+
+
+WRITE_BELOW = """
+try:
+    open("p/inner/file", "w").close()
+except OSError:
+    pass
+"""
+
+
+@pytest.mark.parametrize("disabled", [(), ("landlock",)], ids=["whole", "without Landlock"])
+@pytest.mark.parametrize("name", TOOLS)
+def test_a_file_system_below_a_read_only_mount_is_read_only(
+    name: str, disabled: tuple[str, ...], mounted_below: Path
+) -> None:
+    jar = jar_of(name, disable=frozenset(disabled))
+    assert jar.run(WRITE_BELOW, mounts=(Mount(str(mounted_below), "p", "ro"),)).success
+    assert list((mounted_below / "inner").iterdir()) == []
+    assert jar.run(WRITE_BELOW, mounts=(Mount(str(mounted_below), "p", "rw"),)).success
+    assert (mounted_below / "inner" / "file").exists()  # the control arm
+
+
+@pytest.mark.parametrize("name", ["bubblewrap", "nsjail"])
+def test_a_tool_that_leaves_a_mount_writable_is_found_out(
+    name: str, mounted_below: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jar = jar_of(name)
+    module = sys.modules[type(jar.backend).__module__]
+    monkeypatch.setitem(module._BIND, "ro", module._BIND["rw"])  # type: ignore[attr-defined]
+    with pytest.raises(BackendFailed, match="read-only mounts"):
+        jar.run("1", mounts=(Mount(str(mounted_below), "p", "ro"),))
+
+
+def test_a_hidden_directory_takes_no_files(jar: Jar, tmp_path: Path) -> None:
+    """They would be memory that a watchdog does not count."""
+    (tmp_path / "keys").mkdir()
+    code = """
+import errno, os
+try:
+    os.chmod("p/keys", 0o700)
+except OSError:
+    pass
+try:
+    os.mkdir("p/keys/made")
+    word = "made"
+except OSError as error:
+    word = errno.errorcode[error.errno]
+word
+"""
+    mounts = (Mount(str(tmp_path), "p", "rw"),)
+    refused = jar.run(code, mounts=mounts, filesystem={"hidden": [str(tmp_path / "keys")]})
+    assert refused.value in ("EROFS", "EACCES", "EPERM", "ENOENT"), refused
+    assert jar.run(code, mounts=mounts).value == "made"  # the control arm
 
 
 def test_all_that_a_run_writes_counts_as_disk(jar: Jar) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from belljar.backends import bubblewrap, firejail, launched_plan, nsjail
 from belljar.backends.launched_plan import Ends, Sandbox
+from belljar.errors import BackendFailed
 from belljar.interpreter import find as find_interpreter
 from belljar.linux import root
 
@@ -208,9 +209,9 @@ def test_nsjail() -> None:
         "--bindmount /srv/project:/sandbox/run/work/p",
         "--bindmount /srv/project/.git:/sandbox/run/work/p/.git",
         "--bindmount_ro /srv/project/.git/config:/sandbox/run/work/p/.git/config",
-        "--mount none:/sandbox/run/work/p/keys:tmpfs:size=4096,mode=555",
+        "--mount none:/sandbox/run/work/p/keys:tmpfs:ro,size=4096,nr_inodes=1,mode=555",
         "--bindmount_ro /dev/null:/sandbox/run/work/p/token",
-        "--mount none:/usr/share/secret:tmpfs:size=4096,mode=555",
+        "--mount none:/usr/share/secret:tmpfs:ro,size=4096,nr_inodes=1,mode=555",
         "--",
     ]
 
@@ -247,3 +248,15 @@ def test_what_is_not_there_is_not_mounted_on(tmp_path_factory: pytest.TempPathFa
     assert sandbox.masks == ()
     assert f"{place}/keys" in sandbox.directories
     assert f"{place}/token" not in sandbox.directories
+
+
+def test_file_systems_below_a_read_only_directory_are_made_read_only_too() -> None:
+    below = ("/srv/project/.git/config/x", "/srv/project/keys/x", "/usr/local/data", "/usrlocal")
+    words = " ".join(nsjail.arguments("/usr/bin/nsjail", SANDBOX, ENDS, below))
+    bound = [word for word in words.split(" --bindmount_ro ") if ":" in word]
+    assert "/usr/local/data:/usr/local/data" in bound
+    assert "/srv/project/.git/config/x:/sandbox/run/work/p/.git/config/x" in words
+    assert "/srv/project/keys/x" not in words  # it is covered
+    assert "/usrlocal" not in words
+    with pytest.raises(BackendFailed, match="colon"):
+        nsjail.arguments("/usr/bin/nsjail", SANDBOX, ENDS, ("/usr/a:b",))

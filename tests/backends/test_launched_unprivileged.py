@@ -32,6 +32,11 @@ def answers(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
         yield answers
 
 
-@pytest.mark.parametrize(("question", "answer"), EXPECTED)
+# Of the buffers of TCP sockets, which a stricter floor does not have, a watchdog sees nothing.
+LAUNCHED = [*(each for each in EXPECTED if each[0] != "states"),
+            ("states", ["best_effort", "enforced"])]  # fmt: skip
+
+
+@pytest.mark.parametrize(("question", "answer"), LAUNCHED)
 def test_without_privilege(answers: dict[str, Any], question: str, answer: object) -> None:
     assert answers[question] == answer

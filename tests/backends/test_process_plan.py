@@ -94,6 +94,14 @@ def test_a_full_host_enforces_everything_but_the_disk() -> None:
         "output": Enforcement(
             state="enforced", by="the host keeps head and tail and drops the rest"
         ),
+        "value": Enforcement(
+            state="enforced",
+            by="the host counts what it decodes, and drops a value past its budget",
+        ),
+        "displays": Enforcement(
+            state="enforced",
+            by="the host counts what it keeps, and drops a display past the budget",
+        ),
         "open_files": Enforcement(state="enforced", by="RLIMIT_NOFILE"),
         "network": Enforcement(
             state="enforced",
@@ -180,10 +188,12 @@ def test_what_landlock_does_not_hold_is_held_by_something_else_or_admitted(
 
 def test_hidden_paths_need_a_mount_namespace_and_landlock() -> None:
     hidden: dict[str, Any] = {"filesystem": {"hidden": ["/srv/secret"]}}
-    assert spec(**hidden).hide == ("/run", "/srv/secret")
+    assert spec(**hidden).hide == ("/run", "/sys", "/srv/secret")
     assert refusal(NO_NAMESPACES, **hidden).fields == ("filesystem",)
     assert refusal(replace(FULL, landlock_abi=0), **hidden).fields == ("filesystem",)
     assert spec(NO_NAMESPACES).hide == ()
+    shown: dict[str, Any] = {"filesystem": {"read_only": ["/sys/fs/cgroup"]}}
+    assert spec(**shown).hide == ("/run",)
 
 
 def test_read_only_inside_writable_is_frozen_or_refused(tmp_path: Path) -> None:
@@ -331,7 +341,7 @@ def test_limits_become_rlimits() -> None:
     made = dict(spec(memory="100M", disk="10M", open_files=64).rlimits)
     assert made[resource.RLIMIT_NOFILE] == 64
     assert made[resource.RLIMIT_FSIZE] == 10 << 20
-    assert made[resource.RLIMIT_DATA] == (100 << 20) + (256 << 20)
+    assert made[resource.RLIMIT_DATA] == (100 << 20) + (1 << 30)
     assert made[resource.RLIMIT_CORE] == 1
 
 
@@ -366,7 +376,7 @@ def differences(facts: HostFacts, layer: str) -> set[str]:
         (FULL, "cgroup", {"memory", "cpus", "processes"}),
         (FULL, "rlimits", {"disk", "open_files"}),
         (FULL, "watchdog", {"disk"}),
-        (FULL, "output_cap", {"output"}),
+        (FULL, "output_cap", {"output", "value", "displays"}),
         (NO_NAMESPACES, "subreaper", {"timeout"}),
         (NO_CGROUP, "watchdog", {"memory", "disk"}),
         (NO_CGROUP, "rlimits", {"memory", "processes", "disk", "open_files"}),

@@ -249,8 +249,12 @@ def test_a_hidden_path_is_empty_even_inside_one_that_is_shown(outside: Path) -> 
     code = "import os, sys; os.listdir(sys.argv[1])"
     shown = {"read_only": [str(outside)]}
     assert run(code, args=[str(outside)], filesystem=shown).value == ["secret"]
-    hidden = {**shown, "hidden": [str(outside)]}
-    assert run(code, args=[str(outside)], filesystem=hidden).value == []
+    inside = outside / "inside"
+    inside.mkdir()
+    (inside / "more").touch()
+    assert run(code, args=[str(inside)], filesystem=shown).value == ["more"]
+    hidden = {**shown, "hidden": [str(inside)]}
+    assert run(code, args=[str(inside)], filesystem=hidden).value == []
 
 
 @needs_namespaces
@@ -369,3 +373,32 @@ def test_no_signal_of_the_guest_ends_its_init() -> None:
     free = run(code, disable=["landlock"])
     assert free.success, free
     assert free.value > 50  # these arrived: it is init itself that does not mind them
+
+
+# -- what root alone may read
+
+
+ROOTS_PROC = ("slabinfo", "vmallocinfo", "timer_list", "pagetypeinfo", "kpagecount")
+READ_ROOTS_PROC = f"""
+import os
+found = []
+for name in {ROOTS_PROC}:
+    try:
+        descriptor = os.open("/proc/" + name, os.O_RDONLY)
+        if os.read(descriptor, 4096):
+            found.append(name)
+    except OSError:
+        continue
+found
+"""
+
+
+@needs_namespaces
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may read them at all")
+def test_root_does_not_read_in_proc_what_only_root_may() -> None:
+    here = [name for name in ROOTS_PROC if os.path.exists(f"/proc/{name}")]
+    free = run(READ_ROOTS_PROC, disable=["namespaces", "landlock"]).value
+    assert sorted(free) == sorted(here), "the control arm: without its own /proc the guest reads it"
+    assert run(READ_ROOTS_PROC).value == []
+    own = run("import os; sorted(os.listdir('/proc/self/fd')) != [], os.path.exists('/proc/1')")
+    assert own.value == (True, True)

@@ -40,10 +40,10 @@ COMMON: dict[str, Any] = {
     "root_files": ["EACCES", "EACCES"],
     "privileges": ["1", "1"],
     "timeout": ["timeout", 9, 0, "up\n"],
-    "one_large_process": ["oom", None],
-    "many_processes": ["oom", None],
+    "one_large_process": ["oom", "memory"],
+    "many_processes": ["oom", "memory"],
     "within_memory": ["success", None],
-    "hidden_memory": ["oom", None],
+    "hidden_memory": ["oom", "memory"],
     "uncounted_memory": ["EPERM", "EPERM"],
     "disk": ["limit", "disk"],
     "small_files": ["limit", "disk"],
@@ -54,9 +54,12 @@ COMMON: dict[str, Any] = {
     "left": [],
 }
 ENFORCED = dict.fromkeys(
-    ("timeout", "cpus", "processes", "output", "open_files", "network", "filesystem", "mounts"),
+    (
+        "timeout", "cpus", "processes", "output", "value", "displays", "open_files", "network",
+        "filesystem", "mounts",
+    ),
     "enforced",
-)
+)  # fmt: skip
 WITH_NAMESPACES: dict[str, Any] = {
     **COMMON,
     "facts": [NOBODY, False, False, True],

@@ -23,8 +23,8 @@ import belljar
 
 NOBODY = 63992  # an id that no account and no other test has
 SYSTEM_PYTHON = "/usr/bin/python3"
-PROGRAM = """
-import json, os, sys
+PROGRAM = '''
+import json, os, sys, threading, time
 sys.path.insert(0, sys.argv[1])
 from belljar.backends import registry
 from belljar.config import Settings
@@ -54,7 +54,118 @@ forks = (
     "import os, signal\\nn = 0\\ntry:\\n    while n < 200:\\n        if os.fork() == 0:"
     " signal.pause()\\n        n += 1\\nfinally: print(n)")
 loop = run(forks, processes=20)
+# Memory that no process's pages show: {count} pairs in each of {children} children, all full.
+pairs = """
+import os, time
+socket = __import__("socket")
+kept, hold = [], os.pipe()
+for _ in range({children}):
+    if os.fork() == 0:
+        for _ in range({count}):
+            kept += (pair := socket.socketpair(socket.AF_UNIX, socket.{kind}))
+            for one in pair:
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
+                one.setblocking(False)
+                try:
+                    while True: one.send(b"x" * 32768)
+                except BlockingIOError: pass
+        os.write(hold[1], b"1")
+        time.sleep(20)
+        os._exit(0)
+done = 0
+while done < {children}: done += len(os.read(hold[0], 100))
+time.sleep(0.3)
+"""
+pipes = """
+import os, time
+kept, hold = [], os.pipe()
+for _ in range(12):
+    if os.fork() == 0:
+        for _ in range(110):
+            kept += (pair := os.pipe())
+            os.set_blocking(pair[1], False)
+            try:
+                while True: os.write(pair[1], b"x" * 4096)
+            except BlockingIOError: pass
+        os.write(hold[1], b"1")
+        time.sleep(20)
+        os._exit(0)
+done = 0
+while done < 12: done += len(os.read(hold[0], 100))
+time.sleep(0.3)
+"""
+# Reading maps the shared page of zeros, by page tables that are this process's own memory.
+tables = """
+import mmap, time
+flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000
+room = mmap.mmap(-1, {gibibytes} << 30, flags=flags, prot=mmap.PROT_READ)
+for at in range(0, len(room), 2 << 20): room[at]
+time.sleep(0.3)
+"""
+# The first thread ends, and with it what /proc shows of the process by its number.
+headless = """
+import ctypes, os, platform, threading, time
+def work():
+    time.sleep(0.2)
+    x = bytearray(b"x") * ({mebibytes} << 20)
+    time.sleep(0.5)
+    os._exit(0)
+threading.Thread(target=work).start()
+ctypes.CDLL(None).syscall(60 if platform.machine() == "x86_64" else 93, 0)
+"""
+ordinary = """
+import asyncio, multiprocessing, os
+context = multiprocessing.get_context("fork")
+async def both():
+    process = await asyncio.create_subprocess_exec("/bin/cat", stdin=-1, stdout=-1)
+    out, _ = await process.communicate(b"piped")
+    return out
+def double(n): return 2 * n
+with context.Pool(6) as pool: doubled = pool.map(double, range(5))
+near, far = context.Pipe()
+near.send("paired")
+print(doubled, asyncio.run(both()), far.recv(), end="")
+"""
+flight = """
+import array, errno, os, socket, time
+kept, sent = [], 0
+try:
+    while True:
+        near, far = socket.socketpair()
+        kept += [near, far]
+        for _ in range(20):
+            fds = [os.open("/dev/null", 0) for _ in range(50)]
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
+            try: near.sendmsg([b"x"], [rights])
+            finally: [os.close(fd) for fd in fds]
+            sent += 50
+except OSError as error: print(errno.errorcode[error.errno], sent, flush=True)
+time.sleep(3)
+"""
+def beside(attack, code):
+    told = []
+    thread = threading.Thread(target=lambda: told.append(run(attack)))
+    thread.start()
+    time.sleep(1.5)
+    others = [run(code).stdout for _ in range(3)]
+    thread.join()
+    return told[0].stdout, others
+watches = "import ctypes; print(ctypes.CDLL(None).inotify_init1(0))"
+few = {"memory": "64M", "processes": 30}
 answers = {
+    "pairs": [
+        run(pairs.format(children=12, count=100, kind=kind), **few).status
+        for kind in ("SOCK_STREAM", "SOCK_SEQPACKET")],
+    "few pairs": run(pairs.format(children=2, count=5, kind="SOCK_STREAM"),
+                     **few).status,
+    "pipes": run(pipes, **few).status,
+    "tables": [run(tables.format(gibibytes=n), **few).status for n in (1, 60)],
+    "in flight": (lambda told, others: [told.split()[:1], others])(*beside(flight, "print(1)")),
+    "inotify": run(watches).stdout,
+    "headless": [run(headless.format(mebibytes=n), memory="128M").status for n in (30, 250)],
+    "ordinary": run(ordinary, memory="192M").stdout,
+    "strict states": sorted({held.state for name, held in
+                             run("1", level="strict").enforcement.items() if name != "modules"}),
     "strict": run("6 * 7", level="strict").value,
     "states": sorted({held.state for held in run("1").enforcement.values()}),
     "identity": list(run("import os; (os.getpid(), os.getuid(), os.getgroups())").value[:2]),
@@ -73,12 +184,21 @@ answers = {
 }
 engine.close()
 print(json.dumps(answers))
-"""
+'''
 
 # What every jail answers.
 EXPECTED = [
     ("strict", 42),
     ("states", ["enforced"]),
+    ("strict states", ["enforced"]),
+    ("pairs", ["oom", "oom"]),
+    ("few pairs", "success"),
+    ("pipes", "oom"),
+    ("tables", ["success", "oom"]),
+    ("in flight", [["ETOOMANYREFS"], ["1\n"] * 3]),
+    ("inotify", "-1\n"),
+    ("headless", ["success", "oom"]),
+    ("ordinary", "[0, 2, 4, 6, 8] b'piped' paired"),
     ("hog", "oom"),
     ("family", "oom"),
     ("forks", ["limit", "pids", True]),

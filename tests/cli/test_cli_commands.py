@@ -100,16 +100,17 @@ def test_code_args_and_options_reach_the_request(
 def test_limits_and_rights_reach_the_policy(use: Use) -> None:
     fake = use()
     words = (
-        "run -c 1 --level strict --timeout 2s --memory 1M --cpus 0.5 --processes 3 --disk 2M "
-        "--output 1K --open-files 9 --fuel 5 --network a.org,b.org:443 --modules any "
-        "--min-isolation jail"
+        "run -c 1 --level strict --timeout 2s --memory 32M --cpus 0.5 --processes 3 --disk 2M "
+        "--output 1K --value 2K --displays 3K --open-files 29 --fuel 5 "
+        "--network a.org,b.org:443 --modules any --min-isolation jail"
     )
     assert main(words.split()) == 0
     rules = fake.plans[0].policy
     limits = rules.limits
-    assert (limits.timeout, limits.memory, limits.cpus) == (2, 1 << 20, 0.5)
+    assert (limits.timeout, limits.memory, limits.cpus) == (2, 32 << 20, 0.5)
     assert (limits.processes, limits.disk, limits.output) == (3, 2 << 20, 1024)
-    assert (limits.open_files, limits.fuel) == (9, 5)
+    assert (limits.value, limits.displays) == (2048, 3072)
+    assert (limits.open_files, limits.fuel) == (29, 5)
     assert rules.network.allow == ("a.org", "b.org:443")
     assert (rules.level, rules.modules.allow) == ("strict", None)
 
@@ -163,7 +164,7 @@ def test_the_guests_bytes_reach_the_right_stream(
         ({}, 0, []),
         ({"status": Status.ERROR, "exit_code": 3}, 3, []),
         ({"status": Status.ERROR, "exit_code": 256}, 1, []),
-        ({"status": Status.ERROR, "exit_code": None, "signal": 11}, 139, ["SIGSEGV"]),
+        ({"status": Status.ERROR, "exit_code": None, "signal": 11}, 139, ["segmentation fault"]),
         ({"status": Status.TIMEOUT, "signal": 9}, 124, ["timeout", "30 s", "--timeout 60s"]),
         ({"status": Status.OOM, "exit_code": 1}, 137, ["512 MiB", "--memory 1G"]),
         ({"status": Status.KILLED, "signal": 9}, 137, ["killed"]),

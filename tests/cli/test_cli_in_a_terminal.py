@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -32,6 +33,30 @@ def test_the_value_is_shown(terminal: Open) -> None:
     screen = terminal("run", "-c", "6 * 7")
     screen.end()
     assert "value: 42" in screen.shown.decode()
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("10**6000", "<an integer of 19932 bits>"),
+        ("[1, {'b': -10**6000, 'a': 2}]", "[1, {'b': <an integer of 19932 bits>, 'a': 2}]"),
+        ("float('nan')", "nan"),
+        ("'\\ud800 half'", "\ufffd half"),
+        ("'\\x1b[2J'", "'\\x1b[2J'"),
+        ("x = 1\nfor _ in range(55): x = [x]\nx", "[[[[[[[...]]]]]]]"),
+    ],
+    ids=["large", "large inside", "nan", "surrogate", "escape", "deep"],
+)
+def test_no_value_keeps_the_command_from_ending_well(
+    terminal: Open, value: str, shown: str
+) -> None:
+    screen = terminal("run", "-c", value)
+    assert screen.end() == 0
+    assert shown in screen.shown.decode()
+    assert "Traceback" not in screen.shown.decode()
+    screen = terminal("run", "--json", "-c", value)
+    assert screen.end() == 0
+    assert json.loads(screen.shown)["status"] == "success"
 
 
 def test_escape_sequences_are_shown_not_obeyed(terminal: Open) -> None:

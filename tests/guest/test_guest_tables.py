@@ -280,8 +280,9 @@ def test_without_pyarrow_a_table_crosses_as_arrays(monkeypatch: pytest.MonkeyPat
         patch.delitem(sys.modules, "pyarrow")
         wire = encode(frame)
     assert "arrays" in wire["v"]
-    assert decode(wire)["number"].tolist() == [1, 2, 3]
-    assert decode(wire)["maybe"].tolist() == [1, None, 2**60 + 1]
+    decoded = decode(wire)
+    assert decoded["number"].tolist() == [1, 2, 3]
+    assert decoded["maybe"].tolist() == [1, None, 2**60 + 1]
 
 
 def test_a_reader_without_pandas_says_what_to_install() -> None:

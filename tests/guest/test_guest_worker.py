@@ -62,7 +62,7 @@ def test_the_value_is_the_last_expression_else_result(code: str, value: Any, pyt
 
 def test_main_is_a_real_module(python: str) -> None:
     code = """
-import inspect, pickle, sys, dataclasses, typing
+import inspect, os, pickle, sys, dataclasses, typing
 @dataclasses.dataclass
 class Thing:
     size: 'int'
@@ -74,9 +74,9 @@ facts = {
     'pickle': pickle.loads(pickle.dumps(Thing(3))) == Thing(3),
     'hints': typing.get_type_hints(Thing) == {'size': int},
     'source': inspect.getsource(helper).startswith('def helper'),
-    'names': (__name__, __file__, __package__, __spec__, __doc__),
+    'names': (__name__, os.path.basename(__file__), __package__, __spec__, __doc__),
     'argv': sys.argv,
-    'path': sys.path[0],
+    'path': sys.path[0] == os.getcwd() == os.path.dirname(__file__),
     'annotations': __annotations__ if sys.version_info < (3, 14) else {},
     'builtins': __builtins__.len([1]),
 }
@@ -90,7 +90,7 @@ facts
         "source": True,
         "names": ("__main__", "main.py", None, None, None),
         "argv": ["main.py", "-x", "é"],
-        "path": "",
+        "path": True,
         "annotations": {},
         "builtins": 1,
     }, run.stderr

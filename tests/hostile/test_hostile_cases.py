@@ -133,5 +133,5 @@ def test_pairs_are_run_together_and_the_writer_leads(suite: hostile.Suite) -> No
     from belljar.testing.hostile.runner import units
 
     found = units(suite.select(groups=("ipc",)))
-    assert len(found) == 5
+    assert len(found) == 6
     assert all(writer.id.endswith("-w") and reader.id.endswith("-r") for writer, reader in found)

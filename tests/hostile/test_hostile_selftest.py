@@ -30,7 +30,7 @@ def test_json_has_every_case(capfd: pytest.CaptureFixture[str]) -> None:
     main(["selftest", "--backend", "subprocess", "--group", "secrets", "--json"])
     told = json.loads(capfd.readouterr().out)
     (card,) = told["backends"]
-    assert card["totals"]["held"] == len(card["cases"]) == 7
+    assert card["totals"]["held"] == len(card["cases"]) == 8
     assert {case["verdict"] for case in card["cases"]} == {"held"}
 
 

@@ -129,6 +129,16 @@ def deltas(machine: str) -> dict[str, bytes]:
     }
 
 
+def tight(machine: str) -> dict[str, bytes]:
+    """The filter of a guest that no cgroup counts, without a network."""
+    return {
+        "jail": seccomp_jail.delta((), memfd=False, affinity=False, machine=machine),
+        "landlock": seccomp_landlock.delta(
+            (), children=False, counted=False, affinity=False, truncate=True, machine=machine
+        ),
+    }
+
+
 def test_no_connection_can_be_made_to_linger(machine: str) -> None:
     """Its last owner waits when closing it, and that can be made the host."""
     setsockopt = syscall_table.numbers(machine)["setsockopt"]
@@ -149,8 +159,50 @@ def test_no_file_can_be_leased(machine: str) -> None:
         for command in (1024, 1 << 32 | 1024):
             assert decide(program, machine, fcntl, 3, command) == ERRNO | errno.EPERM, name
     jail = deltas(machine)["jail"]
-    for command in {*range(1050)} - {1024}:
+    for command in {*range(1050)} - {1024, 1026, 1031}:
         assert decide(jail, machine, fcntl, 3, command) == ALLOW, command
+
+
+def test_what_a_user_has_few_of_is_closed(machine: str) -> None:
+    """Without root every run is the same user to the kernel, and the same as its host."""
+    numbers = syscall_table.numbers(machine)
+    for name in ("inotify_init", "inotify_init1", "inotify_add_watch", "inotify_rm_watch"):
+        if name in numbers:
+            found = decide(seccomp_jail.base(machine), machine, numbers[name])
+            assert found == ERRNO | errno.ENOSYS, name
+    for name, program in deltas(machine).items():
+        for command in (1026, 1031):  # F_NOTIFY, F_SETPIPE_SZ
+            assert decide(program, machine, numbers["fcntl"], 3, command) == ERRNO | 1, name
+
+
+def test_no_page_comes_from_the_pool_of_huge_ones(machine: str) -> None:
+    numbers = syscall_table.numbers(machine)
+    lax, hard = deltas(machine), tight(machine)
+    for name in lax:
+        for program in (lax[name], hard[name]):
+            for size in (0, 21 << 26, 30 << 26):
+                huge = 0x22 | 0x40000 | size
+                assert decide(program, machine, numbers["mmap"], 0, 0, 0, huge) == (
+                    ERRNO | errno.ENOMEM
+                ), name
+            assert decide(program, machine, numbers["mmap"], 0, 0, 0, 0x22) == ALLOW
+        memfd = numbers["memfd_create"]
+        assert decide(lax[name], machine, memfd, 0, 4 | 1) == ERRNO | errno.EINVAL
+        assert decide(lax[name], machine, memfd, 0, 3) == ALLOW
+        assert decide(hard[name], machine, memfd, 0, 1) == ERRNO | errno.EPERM
+
+
+def test_what_is_not_counted_cannot_grow_and_not_be_hidden(machine: str) -> None:
+    numbers = syscall_table.numbers(machine)
+    for name, program in tight(machine).items():
+        for option in (7, 8):  # SO_SNDBUF, SO_RCVBUF: success without effect
+            assert decide(program, machine, numbers["setsockopt"], 3, 1, option) == ERRNO, name
+            assert decide(program, machine, numbers["setsockopt"], 3, 6, option) == ALLOW, name
+        for call in ("sendmsg", "sendmmsg"):
+            assert decide(program, machine, numbers[call]) == ERRNO | errno.EPERM, name
+            assert decide(deltas(machine)[name], machine, numbers[call]) == ALLOW, name
+        shared = decide(program, machine, numbers["mmap"], 0, 0, 0, 0x21)
+        assert shared == ERRNO | errno.EPERM, name
 
 
 def test_other_machines_calls_kill_and_x32_is_not_there() -> None:

@@ -108,13 +108,40 @@ def test_no_two_names_share_a_number() -> None:
 def test_every_name_of_the_table_is_used_and_every_name_used_is_in_it() -> None:
     used = {
         *seccomp.DENIED, *seccomp.ABSENT, *seccomp.UNCOUNTED_MEMORY, *seccomp.SHARED_IPC,
-        *seccomp.METADATA, "clone", "ioctl", "setsockopt", "socket", "socketpair",
-        "sched_setaffinity", "truncate",
+        *seccomp.METADATA, *seccomp.ONLY_ITSELF, *seccomp.DESCRIPTOR_SENDERS, "clone", "fcntl",
+        "ioctl", "mmap", "setsockopt", "socket", "socketpair", "truncate",
     }  # fmt: skip
     assert used == set(seccomp._TABLE)
 
 
 # -- the program
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_no_quota_of_the_user_can_be_used_up_and_no_uncounted_page_be_had(machine: str) -> None:
+    for name in named(machine, ("inotify_init", "inotify_init1", "inotify_add_watch")):
+        assert answer(name, machine=machine) == ERRNO | errno.ENOSYS
+    for command in (1024, 1026, 1031):  # F_SETLEASE, F_NOTIFY, F_SETPIPE_SZ
+        assert answer("fcntl", 3, command, machine=machine) == ERRNO | errno.EPERM
+    assert answer("fcntl", 3, 1032, machine=machine) == ALLOW
+    for name, place, huge, error in (
+        ("mmap", 3, 0x40000, errno.ENOMEM),
+        ("memfd_create", 1, 4, errno.EINVAL),
+        ("shmget", 2, 0o4000, errno.ENOMEM),
+    ):
+        before = [0] * place
+        assert answer(name, *before, huge | 2, machine=machine) == ERRNO | error
+        assert answer(name, *before, 2, machine=machine) == ALLOW
+
+
+def test_without_a_cgroup_socket_buffers_keep_their_size_and_carry_no_descriptors() -> None:
+    closed = {"closed": seccomp.UNCOUNTED_MEMORY}
+    for option in (7, 8):  # SO_SNDBUF, SO_RCVBUF
+        assert answer("setsockopt", 3, 1, option, **closed) == ERRNO  # success without effect
+        assert answer("setsockopt", 3, 1, option) == answer("setsockopt", 3, 6, option) == ALLOW
+    for name in ("sendmsg", "sendmmsg"):
+        assert answer(name, **closed) == ERRNO | errno.EPERM
+        assert answer(name) == answer(name, families=(2,), **closed) == ALLOW
 
 
 @pytest.mark.parametrize("machine", MACHINES)

@@ -20,8 +20,8 @@ _HEADER = 8
 _STDOUT, _STDERR = 1, 2
 _MOST_COMPLAINT = 8192
 _MODULES = (
-    "agent", "agent_facts", "agent_files", "agent_guest", "displays", "failures", "protocol",
-    "tables", "values", "worker",
+    "agent", "agent_facts", "agent_files", "agent_guest", "agent_identity", "displays", "drops",
+    "failures", "protocol", "shows", "tables", "values", "worker",
 )  # fmt: skip
 _BOOT = """
 import _frozen_importlib, marshal, os, sys
@@ -51,15 +51,18 @@ package.__path__ = []
 sys.modules["belljar_guest"] = package
 sys.meta_path.insert(0, Sources)
 from belljar_guest.agent import main
-idle = float(sys.argv[1])
-main(idle)
+ids = tuple(int(each) for each in sys.argv[2].split(":")) if len(sys.argv) > 2 else None
+main(float(sys.argv[1]), ids)
 from belljar_guest.worker import main
 main(3, 4)
 """
 
 
 def command(idle: float) -> list[str]:
-    """The container's command: an agent that waits at most `idle` seconds for its program."""
+    """The container's command: an agent that waits at most `idle` seconds for its program.
+
+    One more word, "uid:gid", makes the program another user than the agent.
+    """
     return ["python3", "-I", "-B", "-c", _BOOT, str(idle)]
 
 

@@ -11,6 +11,7 @@ Contract of a backend:
   bytes that the guest wrote.
 - One that runs programs in container images has `takes_images = True`; others are never given a
   request that names one.
+- One that needs more than `minima.LEAST` of a limit to start has `least`, of the same form.
 - `close` ends everything the backend keeps warm. A closed backend refuses to run.
 
 Third parties publish a backend through the entry-point group `belljar.backends` and test it with
@@ -22,11 +23,11 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from functools import cache
 from typing import Any, Protocol
 
-from ..errors import PolicyUnenforceable
+from ..errors import PolicyError, PolicyUnenforceable
 from ..events import Emit
 from ..policy import Isolation, Policy
 from ..records import record
@@ -34,7 +35,7 @@ from ..types import Enforcement, Request, Result
 
 # Every field a backend must account for in its enforcement report.
 FIELDS = (
-    "timeout", "memory", "cpus", "processes", "disk", "output", "open_files",
+    "timeout", "memory", "cpus", "processes", "disk", "output", "value", "displays", "open_files",
     "network", "filesystem", "mounts",
 )  # fmt: skip
 
@@ -143,6 +144,17 @@ def absent(why: str) -> Enforcement:
     return Enforcement(state="absent", by=why)
 
 
+def kept_by_host(active: Container[str]) -> dict[str, Enforcement]:
+    """What holds the fields that the host counts itself, whatever the backend."""
+    if "output_cap" not in active:
+        return dict.fromkeys(("output", "value", "displays"), absent("the cap is off"))
+    return {
+        "output": enforced("the host keeps head and tail and drops the rest"),
+        "value": enforced("the host counts what it decodes, and drops a value past its budget"),
+        "displays": enforced("the host counts what it keeps, and drops a display past the budget"),
+    }
+
+
 def refuse_unless_held(
     name: str, isolation: Isolation, policy: Policy, report: Mapping[str, Enforcement]
 ) -> None:
@@ -166,5 +178,36 @@ def refuse_unless_held(
         raise PolicyUnenforceable(
             f"backend {name!r} cannot enforce this policy: {why}",
             fields=tuple(lacking),
+            lacking=lacking,
             fix="choose a stronger backend (`belljar backends`), or relax the fields named",
         )
+
+
+def refuse_hidden(policy: Policy, request: Request) -> None:
+    """Raise PolicyError if a path is to be shown that the policy hides, or that is inside one.
+
+    Hiding wins on every backend: some mount what is shown after they have covered what is hidden.
+    """
+    files = policy.filesystem
+    if not files.hidden:
+        return
+    shown = [("filesystem.read_only", path) for path in files.read_only]
+    shown += [("filesystem.read_write", path) for path in files.read_write]
+    shown += [("mounts.src", mount.src) for mount in request.mounts]
+    for field_name, path in shown:
+        if (cover := covered_by(path, files.hidden)) is not None:
+            raise PolicyError(
+                field_name,
+                f"{path!r} is inside {cover!r}, which filesystem.hidden hides",
+                fix="leave one of the two out",
+            )
+
+
+def covered_by(path: str, hidden: tuple[str, ...]) -> str | None:
+    """The hidden path that `path` is, or is inside of, by its name or by where its links lead."""
+    names = {os.path.normpath(path), os.path.realpath(path)}
+    for cover in hidden:
+        for top in {os.path.normpath(cover), os.path.realpath(cover)}:
+            if any(name == top or name.startswith(top.rstrip("/") + "/") for name in names):
+                return cover
+    return None

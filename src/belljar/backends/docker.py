@@ -6,7 +6,8 @@ Theory of operation
   some waiting. Here a run is: take one, tell the agent the program, read until it says that nobody
   is left, hang up, have it removed. No container runs two programs.
 - One connection carries everything: the engine's `attach`. The program's own output, its frames and
-  the agent's words are packets on it, put there by the agent, which the program cannot reach.
+  the agent's words are packets on it, put there by the agent, which the program cannot reach: a
+  process with the program's identity has tried (`guest/agent_identity.py`) before it is READY.
 - Who kills whom: at the end of its time the agent is told to, and kills everybody in its pid
   namespace at once; files can then still be collected. An agent that does not answer within seconds
   is killed by the engine with the whole container. If our process dies, the connection ends, the
@@ -14,9 +15,11 @@ Theory of operation
 - Removal: every container carries its owner (host, process, time of its start) and a deadline as
   labels. The first run of every process sweeps those whose owner is gone.
 - Exit status and usage are pid 1's words, from the kernel and the container's control group; where
-  the agent itself is killed, the engine's. The guest's own bytes decide nothing.
+  the agent itself is killed, the engine's. The guest's own bytes decide nothing. Without DONE from
+  the agent the files are not all there, which the result says, and the engine confirms the end.
 
-Facts relied on: a process that is not dumpable is closed to others of its user; pid 1 gets no
+Facts relied on, the first two of runc only and tried for each container: a process that is not
+dumpable is closed to others of its user; seccomp lets a process limit only itself; pid 1 gets no
 signal from inside that it has no handler for; with `StdinOnce` an engine closes a container's
 input when the attached client hangs up; a tmpfs is counted in its control group.
 
@@ -32,6 +35,7 @@ import tempfile
 import threading
 import time
 import weakref
+from types import MappingProxyType
 
 from .. import collect
 from ..docker_api import Api, ApiError, connect
@@ -40,9 +44,9 @@ from ..events import Emit
 from ..images import names
 from ..policy import Isolation, Policy
 from ..records import replace
-from ..report import run_frame
+from ..report import Budgets, run_frame
 from ..types import Request, Result
-from . import agent_link, docker_plan, docker_report, outcome, protect
+from . import agent_link, docker_plan, docker_report, jail_plan, outcome, protect
 from .base import Availability, Cancel, Plan
 from .docker_container import LONGEST_RUN, Container, remove, sweep
 from .docker_facts import EngineFacts, ask
@@ -63,6 +67,7 @@ class DockerBackend(Layered):
 
     name = "docker"
     isolation = Isolation.CONTAINER
+    least = MappingProxyType({"memory": 32 << 20})  # the agent, the interpreter and the worker
     takes_images = True
     gvisor = False
 
@@ -138,7 +143,7 @@ class DockerBackend(Layered):
             runtime=self._runtime(facts),
             user=self.user,
         )
-        return self.planned(policy, request, report, spec)
+        return self.planned(jail_plan.with_disk(policy), request, report, spec)
 
     def run(self, plan: Plan, emit: Emit, cancel: Cancel) -> Result:
         if self._closed:
@@ -152,12 +157,14 @@ class DockerBackend(Layered):
         began = time.monotonic()
         request, spec, limits = plan.request, plan.spec, plan.policy.limits
         assert isinstance(spec, Spec)
-        start, program = _start_packets(request, spec, limits.timeout)
+        budgets = outcome.budgets_of(plan)
+        start, program = _start_packets(request, spec, limits.timeout, budgets)
         report, shown = outcome.heard(plan, emit)
         warnings: list[str] = []
+        left: list[str] = []
         with contextlib.ExitStack() as cleanup:
             if spec.guarded:
-                cleanup.enter_context(protect.placeholders(spec.guarded))
+                left = cleanup.enter_context(protect.placeholders(spec.guarded))
             pool = self._ready_pool()
             keep = spec.keep and pool is not None and limits.timeout <= LONGEST_RUN
             container = pool.take(spec.shape) if keep and pool is not None else None
@@ -172,9 +179,7 @@ class DockerBackend(Layered):
                 program=program,
                 stdin=request.stdin,
                 timeout=limits.timeout,
-                output_cap=limits.output
-                if "output_cap" in spec.shape.layers
-                else outcome.NO_CAP,
+                captured=outcome.captures(plan, capped="output_cap" in spec.shape.layers),
                 report=report,
                 emit=emit,
                 cancel=cancel,
@@ -196,6 +201,7 @@ class DockerBackend(Layered):
                     reason=watch.reason,
                     oom_kills=told.oom_kills,
                     forks_refused=told.forks_refused,
+                    disk_full=told.disk_full,
                 ),
                 report,
                 watch.captured,
@@ -210,13 +216,14 @@ class DockerBackend(Layered):
             )
         return replace(
             result,
-            warnings=(*result.warnings, *warnings),
+            warnings=(*result.warnings, *warnings, *left),
             timings={
                 "start": taken - began,
                 "run": told.ended - told.started,
                 "collect": gone - told.ended,
                 "clean": time.monotonic() - gone,
             },
+            truncated=result.truncated or told.cut,
         )
 
     def metrics(self) -> dict[str, int]:
@@ -286,7 +293,7 @@ class DockerBackend(Layered):
                 api,
                 facts,
                 shape,
-                self._seccomp(facts, shape.strict),
+                self._seccomp(facts, shape.strict, shape.families),
                 empty=self._empty() if any(not source for source, _, _ in shape.binds) else "",
                 idle=self.idle,
                 longest=longest,
@@ -295,19 +302,25 @@ class DockerBackend(Layered):
             self._forget_engine()
             raise
 
-    def _seccomp(self, facts: EngineFacts, strict: bool = False) -> str:
+    def _seccomp(
+        self,
+        facts: EngineFacts,
+        strict: bool = False,
+        families: tuple[str, ...] = docker_plan.SOCKETS,
+    ) -> str:
         """The profile, as this engine wants it: Docker as text, Podman as the path of a file."""
         from .docker_seccomp import profile
 
         if "seccomp" not in self._active(facts):
             return ""
         if not facts.podman:
-            return profile(facts.machine, strict)
-        path = os.path.join(self._private(), "strict.json" if strict else "seccomp.json")
+            return profile(facts.machine, strict, families)
+        name = "-".join(("strict" if strict else "seccomp", *families))
+        path = os.path.join(self._private(), f"{name}.json")
         with self._lock:
             if not os.path.exists(path):
                 with open(f"{path}.new", "w") as file:
-                    file.write(profile(facts.machine, strict))
+                    file.write(profile(facts.machine, strict, families))
                 os.rename(f"{path}.new", path)
         return path
 
@@ -381,10 +394,12 @@ def _refuse_other_python(spec: Spec, container: Container) -> None:
         )
 
 
-def _start_packets(request: Request, spec: Spec, timeout: float) -> tuple[list[bytes], bytes]:
+def _start_packets(
+    request: Request, spec: Spec, timeout: float, budgets: Budgets
+) -> tuple[list[bytes], bytes]:
     """(what the agent is told first, the worker's RUN frame)."""
     files = {collect.checked_name("files", name): data for name, data in request.files.items()}
-    program = run_frame(request, spec.file or "") if spec.worker else b""
+    program = run_frame(request, spec.file or "", budgets) if spec.worker else b""
     if spec.file and request.code is not None:  # also for the worker: multiprocessing reads it
         files[spec.file] = request.code.encode("utf-8", "surrogatepass")
     room = spec.shape.scratch[0][1]

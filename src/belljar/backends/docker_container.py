@@ -16,7 +16,7 @@ from ..images import names
 from . import agent_link
 from .docker_facts import EngineFacts
 from .docker_plan import Shape, container
-from .docker_usage import HostGroup
+from .docker_usage import HostGroup, limit_sockets
 
 OWNER, DEADLINE, RUNTIME = "dev.belljar.owner", "dev.belljar.deadline", "dev.belljar.runtime"
 _START_SECONDS = 60.0
@@ -59,8 +59,9 @@ class Container:
             self.socket = attached.socket
             self._start()
             if shape.runtime is not None:
-                state = api.json("GET", f"/containers/{self.id}/json")["State"]
-                self.group = HostGroup(int(state["Pid"]))
+                self.group = HostGroup(self._pid())
+            if shape.sockets:
+                limit_sockets(self.id, self._pid(), shape.sockets)
             self.socket.settimeout(_START_SECONDS)
             self._greet(attached.early)
             self.socket.settimeout(None)
@@ -89,6 +90,9 @@ class Container:
                     fix="add Python 3.9 or later to the image, or `belljar images build python`",
                 ) from error
             raise
+
+    def _pid(self) -> int:
+        return int(self.api.json("GET", f"/containers/{self.id}/json")["State"]["Pid"])
 
     def _greet(self, early: bytes) -> None:
         """Send the agent in, and see that its cage is the one that was ordered."""
@@ -177,9 +181,16 @@ def amiss(shape: Shape, facts: Any) -> list[str]:
         return ["everything"]
     on = frozenset(shape.layers)
     gvisor = shape.runtime is not None
+    told = facts.get("reached")
+    reached = set(told) if isinstance(told, list) else {"streams", "limits"}
+    # Signals reach Linux's pid 1 only if it handles them. gVisor keeps priorities and cores of its
+    # tasks as numbers that change nothing, and shows what the guest has anyway, the environment.
+    guard = "user" if gvisor else ""
+    closed = {"streams", "memory", "signals" if gvisor else "environment"}
+    changed = {"limits"} if gvisor else {"limits", "priority", "cores"}
     expected: dict[str, tuple[str, bool]] = {
         "pid namespace": ("", facts.get("pid") == 1),
-        "its own process closed to the guest": ("", facts.get("sealed") is True),
+        "an agent that is not dumpable": ("", facts.get("sealed") is True),
         "a user other than root": ("user", facts.get("uid") != 0),
         "no capabilities": ("capabilities", facts.get("capabilities") == 0),
         "no new privileges": ("capabilities", facts.get("no_new_privileges") is True or gvisor),
@@ -189,12 +200,21 @@ def amiss(shape: Shape, facts: Any) -> list[str]:
             "network",
             facts.get("interfaces") == [] or shape.network != "none",
         ),
+        "an agent that the guest cannot reach": (guard, not reached & closed),
+        "an agent whose limits the guest cannot change": (
+            "user" if gvisor else "seccomp",
+            not reached & changed,
+        ),
     }
     if not gvisor:  # a sentry's guest does not see the control group that holds it
         expected |= {
             "memory": ("cgroup", _at_most(facts.get("memory"), shape.memory)),
             "no swap": ("cgroup", facts.get("swap") in (0, None)),
             "processes": ("cgroup", _at_most(facts.get("pids"), shape.processes)),
+            "socket buffers": (
+                "cgroup",
+                not shape.sockets or _at_most(facts.get("sockets"), shape.sockets),
+            ),
             "processor time": ("cgroup", _at_most(facts.get("cpus"), shape.cpus + 0.01)),
         }
     return [name for name, (layer, good) in expected.items() if not good and layer in ("", *on)]

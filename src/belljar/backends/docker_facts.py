@@ -7,6 +7,7 @@ from typing import Any
 
 from ..docker_api import Api, ApiError
 from ..records import record
+from .docker_usage import SOCKET_LIMIT
 
 # Where else engines and their runtimes listen: none of these is ever shown to a guest.
 ENGINE_SOCKETS = (
@@ -35,6 +36,9 @@ class EngineFacts:
     cores: int
     bridge: bool
     runtimes: tuple[str, ...]
+    # Whether something counts the buffers of sockets: version 2 of control groups does; for version
+    # 1 Belljar sets the limit, if this is the engine's machine and Belljar may write there.
+    sockets_counted: bool
 
     @property
     def sockets(self) -> tuple[str, ...]:
@@ -67,6 +71,7 @@ def _ask(api: Api) -> EngineFacts:
         version,
         controllers=_controllers(api) if podman and rootless else None,
         bridge=_has_bridge(api, podman),
+        limits_sockets=_is_this_machine(info) and os.access(SOCKET_LIMIT, os.W_OK),
     )
 
 
@@ -77,8 +82,10 @@ def read(
     *,
     controllers: tuple[str, ...] | None,
     bridge: bool,
+    limits_sockets: bool,
 ) -> EngineFacts:
-    """The facts in an engine's own words; `controllers` is what a rootless one may use."""
+    """The facts in an engine's own words; `controllers` is what a rootless one may use, and
+    `limits_sockets` whether Belljar can do that itself."""
     podman, rootless = _is_podman(version), _is_rootless(info)
     security = " ".join(_list(info, "SecurityOptions"))
     cgroup_version = 2 if str(info.get("CgroupVersion")) == "2" else 1
@@ -107,7 +114,15 @@ def read(
         cores=int(info.get("NCPU") or 1),
         bridge=bridge,
         runtimes=tuple(sorted(info.get("Runtimes") or {})),
+        sockets_counted=cgroup_version == 2 or limits_sockets,
     )
+
+
+def _is_this_machine(info: dict[str, Any]) -> bool:
+    """Whether the engine says of its machine what the kernel says of ours. If that is a mistake,
+    the first container shows it: its agent reads the limit."""
+    here = os.uname()
+    return (info.get("Name"), info.get("KernelVersion")) == (here.nodename, here.release)
 
 
 def _is_podman(version: dict[str, Any]) -> bool:

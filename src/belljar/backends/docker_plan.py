@@ -16,17 +16,23 @@ from .. import languages
 from ..collect import MAX_BYTES, MAX_DEPTH, MAX_FILES, MAX_SECONDS
 from ..errors import BackendUnavailable, RequestError
 from ..images.names import image_for, image_name
+from ..linux.cgroup import SOCKETS_PART
 from ..policy import Policy
 from ..records import record
 from ..types import Request
-from . import protect
+from . import protect, warmth
 from .docker_facts import EngineFacts
-from .jail_plan import DATA_MODULES, disk_size, imported, inode_count, inside_any
+from .jail_plan import disk_size, inode_count, inside_any
+from .layered import data_limit
 
 LAYERS = (
     "seccomp", "capabilities", "read_only_root", "network", "cgroup", "rlimits", "user",
     "output_cap",
 )  # fmt: skip
+# What the agent needs, where it is another user than the guest, to become and to kill the guest.
+# These are rights inside the sandbox's own kernel (gVisor), and the guest has none of them.
+AGENT_RIGHTS = ["SETUID", "SETGID", "SETPCAP", "KILL"]
+SOCKETS = ("unix", "inet")  # the kinds that a guest may open at most
 WORK = "/sandbox"  # in no image: an engine gives what it has to make the mode we ask for
 SHM = "/dev/shm"
 # In gVisor the sentry itself needs threads: a number close to a guest's crashes it.
@@ -35,6 +41,20 @@ _FIRST_ID, _IDS = 1_900_000_000, 1 << 24
 _FIRST_MAPPED, _MAPPED_IDS = 20_000, 40_000  # within the 65536 of a remapped or rootless engine
 # Podman makes these writable in a read-only root, as large as memory, unless we make them small.
 _PODMAN_SCRATCH = (("/run", 65536), ("/var/tmp", 65536))
+# What engines hide of the host by themselves, and what else of it shows neighbours, hardware or
+# the kernel's build. A list of ours replaces the engine's.
+MASKED = (
+    "/proc/asound", "/proc/acpi", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
+    "/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware",
+    "/sys/devices/virtual/powercap",
+    "/proc/cmdline", "/proc/config.gz", "/proc/consoles", "/proc/diskstats", "/proc/driver",
+    "/proc/interrupts", "/proc/iomem", "/proc/ioports", "/proc/kallsyms", "/proc/kmsg",
+    "/proc/kpagecgroup", "/proc/kpagecount", "/proc/kpageflags", "/proc/locks", "/proc/mdstat",
+    "/proc/modules", "/proc/pagetypeinfo", "/proc/partitions", "/proc/schedstat",
+    "/proc/slabinfo", "/proc/softirqs", "/proc/swaps", "/proc/sysrq-trigger",
+    "/proc/vmallocinfo", "/proc/zoneinfo", "/sys/block", "/sys/kernel/debug",
+    "/sys/kernel/security", "/sys/kernel/slab", "/sys/kernel/tracing",
+)  # fmt: skip
 _PLACES = ("/proc", "/dev", "/sys")
 
 # (source, target, what): "ro" and "rw" are bind mounts, "hide" covers what is below.
@@ -56,6 +76,14 @@ class Shape:
     owner: tuple[int, int] | None
     layers: tuple[str, ...]
     strict: bool = False
+    families: tuple[str, ...] = SOCKETS
+    sockets: int = 0  # bytes of buffers, where the container's limit of memory does not count them
+
+    @property
+    def apart(self) -> bool:
+        """Whether the agent is another user than the guest. On Linux it needs no capabilities for
+        being out of reach; gVisor closes a process to other users only."""
+        return self.runtime is not None and "user" in self.layers
 
 
 @record
@@ -136,6 +164,8 @@ def spec(
         owner=_owner(written, user),
         layers=tuple(name for name in LAYERS if name in active),
         strict=language is not None and language.seccomp == "strict",
+        families=_families(policy, bool(mounts), facts),
+        sockets=limits.memory // SOCKETS_PART if own_socket_limit(facts, active, runtime) else 0,
     )
     env = {
         "HOME": WORK,
@@ -152,7 +182,11 @@ def spec(
         file=file,
         worker=worker,
         env=tuple(env.items()),
-        rlimits=_rlimits(policy, bool(written), runtime) if "rlimits" in active else (),
+        rlimits=(
+            _rlimits(policy, bool(written), runtime, counted="cgroup" in active)
+            if "rlimits" in active
+            else ()
+        ),
         keep=not mounts,
         written=written,
         guarded=tuple(source for source in written if source not in bare),
@@ -179,9 +213,9 @@ def images(request: Request, backend: str) -> tuple[str, ...]:
         return (own,)
     data = image_name("data")
     tops = {type(value).__module__.partition(".")[0] for value in request.context.values()}
-    if not tops.isdisjoint((*DATA_MODULES, "pyarrow")):
+    if not tops.isdisjoint((*warmth.DATA_MODULES, "pyarrow")):
         return (data,)
-    if not imported(request.code or "").isdisjoint((*DATA_MODULES, "pyarrow")):
+    if warmth.imports_data_modules(request.code or ""):
         return (data, own)
     return (own,)
 
@@ -208,11 +242,14 @@ def container(
     uid, gid = shape.owner or _fresh_id(facts)
     if "user" not in on:
         uid = gid = 0
+    rights = AGENT_RIGHTS if shape.apart else []
     security = []
     if "capabilities" in on:
         security.append("no-new-privileges")
     if not shape.runtime:
         security.append(f"seccomp={seccomp if 'seccomp' in on else 'unconfined'}")
+        if facts.podman:  # which adds them to its own
+            security.append(f"mask={':'.join(MASKED)}")
     host: dict[str, Any] = {
         "NetworkMode": shape.network,
         "ReadonlyRootfs": "read_only_root" in on,
@@ -223,7 +260,7 @@ def container(
         "Mounts": [_mount(source or empty, place, how) for source, place, how in shape.binds],
         "SecurityOpt": security,
         "CapDrop": ["ALL"] if "capabilities" in on else [],
-        "CapAdd": [] if "capabilities" in on else ["ALL"],
+        "CapAdd": rights if "capabilities" in on else ["ALL"],
         "IpcMode": "private",
         "CgroupnsMode": "private" if facts.cgroup_version == 2 else "host",
         # One byte of core: zero would still start a piped handler on the host.
@@ -233,6 +270,8 @@ def container(
             # Podman would raise it otherwise, which not every root may. The pids limit holds it.
             *([{"Name": "nproc", "Soft": 4096, "Hard": 4096}] if facts.podman else []),
         ],
+        # gVisor's /proc and /sys are its own.
+        **({} if shape.runtime or facts.podman else {"MaskedPaths": list(MASKED)}),
         "Init": False,  # the agent is init
         "LogConfig": {"Type": "none", "Config": {}},
         "RestartPolicy": {"Name": "no"},
@@ -249,9 +288,9 @@ def container(
         host["Runtime"] = shape.runtime
     return {
         "Image": shape.image,
-        "Entrypoint": command,
+        "Entrypoint": [*command, *([f"{uid}:{gid}"] if shape.apart else [])],
         "Cmd": [],
-        "User": f"{uid}:{gid}",
+        "User": "0:0" if shape.apart else f"{uid}:{gid}",
         "WorkingDir": "/",
         "Env": ["LANG=C.UTF-8"],
         "Hostname": "belljar",
@@ -307,6 +346,27 @@ def _owner(written: tuple[str, ...], user: str | None) -> tuple[int, int] | None
     return None
 
 
+def own_socket_limit(facts: EngineFacts, active: frozenset[str], runtime: str | None) -> bool:
+    """Whether Belljar itself limits the buffers of sockets, which gVisor keeps as memory."""
+    version_1 = "cgroup" in active and facts.cgroup_version == 1 and runtime is None
+    return version_1 and facts.sockets_counted
+
+
+def _families(policy: Policy, mounts: bool, facts: EngineFacts) -> tuple[str, ...]:
+    """What sockets a guest may open; connected pairs it always may.
+
+    A socket's name in a mount reaches the host's daemons, even if the mount is read-only and the
+    network off. Where nothing counts the buffers of other sockets, the only use of a network that
+    ends at its loopback is closed with them.
+    """
+    if policy.network.mode == "any":
+        return SOCKETS
+    closed = {"unix"} if mounts else set()
+    if not facts.sockets_counted:
+        closed.add("inet")
+    return tuple(name for name in SOCKETS if name not in closed)
+
+
 def _network(policy: Policy, active: frozenset[str]) -> str:
     if "network" not in active:
         return "host"
@@ -328,7 +388,9 @@ def _program(request: Request, runtime: str | None) -> tuple[tuple[str, ...], st
     return (*command, language.file, *request.args), language.file, False
 
 
-def _rlimits(policy: Policy, big_files: bool, runtime: str | None) -> tuple[tuple[str, int], ...]:
+def _rlimits(
+    policy: Policy, big_files: bool, runtime: str | None, *, counted: bool
+) -> tuple[tuple[str, int], ...]:
     limits = policy.limits
     # The memory file systems hold themselves; what is written to a mount needs a limit a file.
     files = (("RLIMIT_FSIZE", disk_size(policy)),) if big_files else ()
@@ -338,7 +400,7 @@ def _rlimits(policy: Policy, big_files: bool, runtime: str | None) -> tuple[tupl
         ("RLIMIT_NOFILE", limits.open_files),
         ("RLIMIT_MEMLOCK", 0),
         # Room for thread stacks and the like: the exact total is the control group's.
-        ("RLIMIT_DATA", limits.memory + (256 << 20)),
+        ("RLIMIT_DATA", data_limit(limits.memory, counted=counted)),
         # What a sentry does not let anybody set, it does not give either.
         *(() if runtime else (("RLIMIT_MSGQUEUE", 0), ("RLIMIT_SIGPENDING", 1024))),
     )

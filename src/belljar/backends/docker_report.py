@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..linux.cgroup import SOCKETS_PART
 from ..policy import Policy
 from ..types import Enforcement, Request
 from . import protect
-from .base import absent, best_effort, enforced
+from .base import absent, best_effort, enforced, kept_by_host
 from .docker_facts import EngineFacts
-from .docker_plan import objection, scratch
+from .docker_plan import all_mounts, objection, scratch
 from .jail_plan import disk_size
 from .layered import besides_limits
 
@@ -19,7 +20,8 @@ def enforcement(
 ) -> dict[str, Enforcement]:
     """Every policy field, and what will hold it with these layers."""
     report = dict(_limits(policy, facts, active, gvisor))
-    report["network"] = _network(policy, facts, active, gvisor)
+    mounts = bool(all_mounts(policy, request))
+    report["network"] = _network(policy, facts, active, gvisor, mounts)
     report["filesystem"] = _filesystem(policy, request, facts, active, gvisor)
     report["mounts"] = _mounts(request, policy, facts)
     report |= besides_limits(
@@ -42,10 +44,8 @@ def _limits(
     whole = ", the whole sandbox with its kernel" if gvisor else ", all processes and their files"
     swap = ", no swap" if facts.swap else ""
     yield "timeout", enforced("the host's clock; then pid 1 kills all, or the engine the container")
-    yield (
-        "memory",
-        enforced(f"{group} memory controller of the container{whole}{swap}") if group else none,
-    )
+    by = f"{group} memory controller of the container{whole}{swap}"
+    yield "memory", _memory(policy, facts, active, by, gvisor) if group else none
     if group or policy.limits.cpus >= facts.cores:
         by = f"{group} cpu controller" if group else "this machine has no more cores than allowed"
         yield "cpus", enforced(by)
@@ -53,16 +53,27 @@ def _limits(
         yield "cpus", none
     yield "processes", _processes(policy, group, none, gvisor)
     yield "disk", _disk(policy, active, gvisor)
-    yield (
-        "output",
-        enforced("the host keeps head and tail and drops the rest; the engine logs nothing")
-        if "output_cap" in active
-        else absent("the cap is off"),
-    )
+    yield from kept_by_host(active).items()
     yield (
         "open_files",
         enforced("RLIMIT_NOFILE") if "rlimits" in active else absent("rlimits are off"),
     )
+
+
+def _memory(
+    policy: Policy, facts: EngineFacts, active: frozenset[str], by: str, gvisor: bool
+) -> Enforcement:
+    if gvisor:
+        return enforced(by)
+    if "seccomp" not in active:
+        return best_effort(f"{by}; but without seccomp nothing counts huge pages of the host's")
+    if facts.cgroup_version == 2:
+        return enforced(by)
+    if facts.sockets_counted:
+        return enforced(f"{by}; buffers of TCP and UDP sockets: 1/{SOCKETS_PART} of it besides")
+    if policy.network.mode == "any":
+        return best_effort(f"{by}; but nothing counts the buffers of TCP and UDP sockets")
+    return enforced(f"{by}; no TCP or UDP sockets, whose buffers nothing would count")
 
 
 def _processes(policy: Policy, group: str, none: Enforcement, gvisor: bool) -> Enforcement:
@@ -92,7 +103,7 @@ def _disk(policy: Policy, active: frozenset[str], gvisor: bool) -> Enforcement:
 
 
 def _network(
-    policy: Policy, facts: EngineFacts, active: frozenset[str], gvisor: bool
+    policy: Policy, facts: EngineFacts, active: frozenset[str], gvisor: bool, mounts: bool
 ) -> Enforcement:
     if "network" not in active:
         return absent("the host's network is open")
@@ -105,8 +116,14 @@ def _network(
             return enforced("open, as the policy asks, over the engine's bridge")
         case "hosts":
             return absent("a list of hosts needs the proxy, which is not built yet")
-    families = ", seccomp for other socket families" if "seccomp" in active else ""
-    return enforced(f"a network namespace with nothing but a loopback{families}")
+    by = "a network namespace with nothing but a loopback"
+    if gvisor:
+        return enforced(by)
+    if "seccomp" not in active:
+        reached = "; but without seccomp sockets in mounts can be connected to"
+        return best_effort(f"{by}{reached}") if mounts else enforced(by)
+    named = " and for sockets with a name in a mount" if mounts else ""
+    return enforced(f"{by}, seccomp for other socket families{named}")
 
 
 def _filesystem(

@@ -13,40 +13,55 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
-from ..linux import seccomp_jail, syscall_table
+from ..linux import seccomp, seccomp_jail, syscall_table
 
 _MACHINES = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
 _LOW = 0xFFFF_FFFF  # the kernel reads these arguments as 32 bits, whatever is above them
 _NODES = (0, 0o010000, 0o100000, 0o140000)  # plain, fifo, regular, socket: no devices
 
 
+_CONDITIONED = frozenset({*seccomp_jail.CONDITIONED, *seccomp.ONLY_ITSELF, "fcntl", "mmap",
+                          "memfd_create"})  # fmt: skip
+_FAMILIES = {
+    "unix": (seccomp_jail.AF_UNIX,), "inet": (seccomp_jail.AF_INET, seccomp_jail.AF_INET6),
+}  # fmt: skip
+
+
 @cache
-def profile(machine: str, strict: bool = False) -> str:
+def profile(
+    machine: str, strict: bool = False, families: tuple[str, ...] = ("unix", "inet")
+) -> str:
     """The JSON that `seccomp=` takes, for an engine on `machine`.
 
-    The strict one has no sockets, no memory that is a file's, and no change of affinity.
+    `families` are the sockets that a program may open, "unix" and "inet"; pairs it always may. The
+    strict one has no sockets, no memory that is a file's, and no change of affinity.
     """
     jail = seccomp_jail
-    conditioned = {*jail.CONDITIONED, *(("mmap",) if strict else ())}
     closed = [*jail.CLOSED, *(name for name in jail.SETUP if name != "clone3")]
     closed += ["memfd_create", "sched_setaffinity"] if strict else []
+    conditioned = _CONDITIONED - set(closed)
     special = {*conditioned, *closed, "clone3", "openat2"}
     plain = [name for name in jail.ALLOWED if name not in special]
     known = set(syscall_table.numbers(machine))
     unknown = sorted(known - set(plain) - set(closed) - conditioned)
-    families = () if strict else (jail.AF_UNIX, jail.AF_INET, jail.AF_INET6)
+    opened = () if strict else tuple(each for name in families for each in _FAMILIES[name])
     rules = [
         _rule(plain, "SCMP_ACT_ALLOW"),
         _rule(closed, "SCMP_ACT_ERRNO", error=errno.EPERM),
         # Named one by one: engines before 23 do not know `defaultErrnoRet`.
         _rule(unknown, "SCMP_ACT_ERRNO", error=errno.ENOSYS),
         *_unless_bits("clone", 0, jail.NAMESPACES | jail.CLONE_PARENT),
-        *_families("socket", families),
+        *_families("socket", opened),
         *_families("socketpair", (jail.AF_UNIX,)),
         *_unless("ioctl", 1, jail.TERMINAL_INPUT, errno.EPERM),
+        *_unless("fcntl", 1, seccomp.REFUSED_FCNTLS, errno.EPERM),
+        *_maps(shared=not strict),
     ]
-    if strict:
-        rules += _no_shared_memory()
+    if not strict:
+        rules += _unless_bits("memfd_create", 1, seccomp.MFD_HUGETLB, errno.EINVAL)
+    for name, arguments in seccomp.ONLY_ITSELF.items():
+        if name in conditioned:
+            rules += _zero(name, arguments)
     for name, argument in jail.MODES.items():
         rules += _unless_bits(name, argument, 0o6000)
     for name, argument in (("mknod", 1), ("mknodat", 2)):
@@ -73,12 +88,14 @@ def _masked(index: int, mask: int, value: int) -> dict[str, Any]:
     return {"index": index, "value": mask, "valueTwo": value, "op": "SCMP_CMP_MASKED_EQ"}
 
 
-def _unless_bits(name: str, index: int, bits: int) -> list[dict[str, Any]]:
-    """Allowed if none of `bits` is set in the argument, EPERM if one is."""
+def _unless_bits(
+    name: str, index: int, bits: int, error: int = errno.EPERM
+) -> list[dict[str, Any]]:
+    """Allowed if none of `bits` is set in the argument, `error` if one is."""
     rules = [_rule([name], "SCMP_ACT_ALLOW", _masked(index, bits, 0))]
     for bit in (1 << place for place in range(32) if bits >> place & 1):
         condition = _masked(index, bit, bit)
-        rules.append(_rule([name], "SCMP_ACT_ERRNO", condition, error=errno.EPERM))
+        rules.append(_rule([name], "SCMP_ACT_ERRNO", condition, error=error))
     return rules
 
 
@@ -102,13 +119,28 @@ def _families(name: str, families: tuple[int, ...]) -> list[dict[str, Any]]:
     return rules
 
 
-def _no_shared_memory() -> list[dict[str, Any]]:
-    """mmap of anonymous memory that is shared, which no process would be seen to have."""
-    anonymous, kinds, shared = 0x20, 0xF, (1, 3)
-    rules = [_rule(["mmap"], "SCMP_ACT_ALLOW", _masked(3, anonymous, 0))]
+def _zero(name: str, arguments: tuple[int, ...]) -> list[dict[str, Any]]:
+    """Allowed if all of these arguments are 0, EPERM if one is not."""
+    allowed = _rule([name], "SCMP_ACT_ALLOW", *(_masked(each, _LOW, 0) for each in arguments))
+    refused = [
+        _rule([name], "SCMP_ACT_ERRNO", _masked(each, mask, value), error=errno.EPERM)
+        for each in arguments
+        for mask, value in everything_but((0,))
+    ]
+    return [allowed, *refused]
+
+
+def _maps(*, shared: bool) -> list[dict[str, Any]]:
+    """mmap without huge pages, and unless `shared` without anonymous memory that is shared, which
+    no process would be seen to have."""
+    huge, anonymous, kinds, sharing = seccomp.MAP_HUGETLB, 0x20, 0xF, (1, 3)
+    rules = [_rule(["mmap"], "SCMP_ACT_ERRNO", _masked(3, huge, huge), error=errno.ENOMEM)]
+    if shared:
+        return [*rules, _rule(["mmap"], "SCMP_ACT_ALLOW", _masked(3, huge, 0))]
+    rules.append(_rule(["mmap"], "SCMP_ACT_ALLOW", _masked(3, huge | anonymous, 0)))
     for kind in range(kinds + 1):
-        condition = _masked(3, anonymous | kinds, anonymous | kind)
-        if kind in shared:
+        condition = _masked(3, huge | anonymous | kinds, anonymous | kind)
+        if kind in sharing:
             rules.append(_rule(["mmap"], "SCMP_ACT_ERRNO", condition, error=errno.EPERM))
         else:
             rules.append(_rule(["mmap"], "SCMP_ACT_ALLOW", condition))

@@ -5,11 +5,32 @@ gVisor's own counts are of its guest's tasks, not of what the host spent on them
 
 from __future__ import annotations
 
+import contextlib
 import os
+
+from ..linux.cgroup import SOCKETS_FILE
 
 _ROOT = "/sys/fs/cgroup"
 _CPU = ("cpuacct/{}/cpuacct.usage", "cpu,cpuacct/{}/cpuacct.usage")
 _PEAK = ("memory/{}/memory.max_usage_in_bytes",)
+
+
+# Of the machine's first group: a process that may write to it may write to those below.
+SOCKET_LIMIT = f"{_ROOT}/memory/{SOCKETS_FILE}"
+
+
+def limit_sockets(container: str, pid: int, size: int) -> None:
+    """Limit the buffers of TCP and UDP sockets in the container of process `pid`, version 1 only.
+
+    The container's agent reads the limit back, so nothing is raised here. A pid that is another
+    machine's, or another namespace's, is known by its group: it does not name the container.
+    """
+    for line in _text(f"/proc/{pid}/cgroup").splitlines():
+        _, names, path = line.split(":", 2)
+        if "memory" in names.split(",") and container in path:
+            place = os.path.join(_ROOT, "memory", path.strip("/"), SOCKETS_FILE)
+            with contextlib.suppress(OSError), open(place, "w") as file:
+                file.write(str(size))
 
 
 class HostGroup:

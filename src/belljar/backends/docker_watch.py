@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..capture import HeadTail
-from ..collect import MAX_BYTES, MAX_FILES, MAX_SECONDS, Collected
+from ..collect import MAX_BYTES, MAX_FILES, MAX_SECONDS, Collected, checked_name
 from ..errors import (
     BackendFailed,
     BackendUnavailable,
@@ -49,8 +49,10 @@ class Told:
     peak_memory: int | None = None
     oom_kills: int = 0
     forks_refused: int | None = None
+    disk_full: bool = False
     kill_seconds: float = 0.0
     warnings: tuple[str, ...] = ()
+    cut: bool = False  # files may be missing, or are shorter than they were
 
 
 class AgentWatch:
@@ -65,13 +67,13 @@ class AgentWatch:
         program: bytes,
         stdin: bytes,
         timeout: float,
-        output_cap: int,
+        captured: dict[str, HeadTail],
         report: Report,
         emit: Emit,
         cancel: Cancel,
     ) -> None:
         assert container.socket is not None
-        self.captured = {"stdout": HeadTail(output_cap), "stderr": HeadTail(output_cap)}
+        self.captured = captured
         self.found = Collected()
         self.reason = ""
         self._container, self._socket = container, container.socket
@@ -82,9 +84,12 @@ class AgentWatch:
         self._windows = dict.fromkeys(self._streams, _WINDOW)
         self._current = memoryview(b"")
         self._exit: dict[str, Any] | None = None
-        self._done = False
+        self._over = False  # nothing more is to be received
+        self._done = False  # the agent said that it sent everything
+        self._broken = ""  # why the stream was given up
         self._hard = False
         self._file: tuple[str, int, bytearray] | None = None
+        self._full = False  # the names of files take as much as they may
         self._collected = 0
         self._began = self._deadline = 0.0
         self._ended = 0.0
@@ -102,7 +107,7 @@ class AgentWatch:
         self._began = time.monotonic()
         self._deadline = self._began + self._timeout
         self._send()
-        while not self._done:
+        while not self._over:
             left = self._deadline - time.monotonic()
             if left <= 0:
                 if self._out_of_time():
@@ -119,7 +124,7 @@ class AgentWatch:
                 if events & select.POLLOUT:
                     self._send()
                 if events & ~select.POLLOUT and not self._receive():
-                    self._done = True
+                    self._over = True
         for name, captured in self.captured.items():
             if rest := captured.rest():
                 self._emit(Output(id=self._run, stream=name, data=rest))  # type: ignore[arg-type]
@@ -180,7 +185,8 @@ class AgentWatch:
             for packet in packets:
                 self._take(packet)
         except protocol.ProtocolError as malformed:
-            raise self._failure(f"the agent said something unheard of: {malformed}") from None
+            self._broken = f"the agent's stream was malformed ({malformed})"
+            self._over = True
         return bool(piece)
 
     def _take(self, packet: protocol.Frame) -> None:
@@ -194,21 +200,21 @@ class AgentWatch:
         elif kind == agent.CREDIT and len(payload) == 5 and payload[0] in self._windows:
             self._windows[payload[0]] += int.from_bytes(payload[1:], "big")
         elif kind == agent.EXIT and self._exit is None:
-            self._exit = _fields(payload)
+            self._exit = _ending(payload)
             self._ended = time.monotonic()
             self._deadline = self._ended + _COLLECT_SECONDS
             if self._group is not None:
                 self._outside = self._group.cpu(), self._group.peak_memory()
-        elif kind == agent.LISTED:
+        elif kind == agent.LISTED and self._exit is not None:
             self._listed(_fields(payload))
         elif kind == agent.DATA:
             self._data(payload)
-        elif kind == agent.DONE:
+        elif kind == agent.DONE and self._exit is not None:
             self._close_file()
             told = _fields(payload).get("warnings")
             texts = told if isinstance(told, list) else []
             self.found.warnings += [str(text)[:1000] for text in texts[:100]]
-            self._done = True
+            self._done = self._over = True
         elif kind == agent.FAILED:
             raise self._refused(_fields(payload))
         else:
@@ -219,10 +225,16 @@ class AgentWatch:
         size = fields.get("size")
         try:
             path = os.fsdecode(bytes.fromhex(fields["path"]))
-        except (KeyError, TypeError, ValueError):
-            raise protocol.ProtocolError("a file without a name") from None
+            proper = checked_name("files", path) == path
+        except (KeyError, TypeError, ValueError, RequestError):
+            proper = False
+        if not proper:
+            raise protocol.ProtocolError("a file's name is missing or no path below the directory")
         if type(size) is not int or len(self.found.files) >= MAX_FILES:
             raise protocol.ProtocolError("too many files, or one without a size")
+        if self._full or not self.found.has_room(path):
+            self._full = True  # what else comes is read and dropped
+            return
         if fields.get("data"):
             self._file = (path, size, bytearray())
         else:
@@ -230,16 +242,17 @@ class AgentWatch:
 
     def _data(self, piece: bytes) -> None:
         self._collected += len(piece)
-        if self._file is None or self._collected > MAX_BYTES:
+        if self._collected > MAX_BYTES or (self._file is None and not self._full):
             raise protocol.ProtocolError("more file data than was asked for")
-        self._file[2].extend(piece)
+        if self._file is not None:
+            self._file[2].extend(piece)
 
-    def _close_file(self) -> None:
+    def _close_file(self, whole: bool = True) -> None:
         if self._file is not None:
             path, size, data = self._file
             self._file = None
             self.found.files[path] = File(
-                path=path, size=size, data=bytes(data), truncated=len(data) < size
+                path=path, size=size, data=bytes(data), truncated=len(data) < size or not whole
             )
 
     # Ends.
@@ -258,7 +271,7 @@ class AgentWatch:
     def _out_of_time(self) -> bool:
         """The deadline of the present phase has passed. True if there is nothing to wait for."""
         if self._exit is not None:
-            self.found.warnings.append("collecting files took too long and was given up")
+            self._broken = "collecting files took too long and was given up"
             return True
         if not self.reason:
             self._kill("timeout")
@@ -274,14 +287,13 @@ class AgentWatch:
         ended = self._ended or time.monotonic()
         if self._exit is None:
             return self._ask_engine(ended)
+        warnings = () if self._done else self._without_done()
         told = self._exit
         if self.reason and self._killed:
             kill = max(0.0, ended - self._killed)
         else:
             kill = _number(told, "kill") or 0.0
-        status = told.get("status")
-        if type(status) is not int or not 0 <= status <= 0xFFFF:
-            raise self._failure("the agent reported no exit status")
+        status = told["status"]
         cpu, peak = _number(told, "cpu"), _whole(told, "peak")
         if self._group is not None:
             after, peak = self._outside
@@ -295,34 +307,61 @@ class AgentWatch:
             peak_memory=peak,
             oom_kills=_whole(told, "oom_kills") or 0,
             forks_refused=_whole(told, "forks_refused"),
+            disk_full=told.get("disk_full") is True,
             kill_seconds=kill,
+            warnings=warnings,
+            cut=not self._done,
         )
+
+    def _without_done(self) -> tuple[str, ...]:
+        """The program's end is known, but not that all its files have come. The agent may be in
+        any state: the engine ends the container, and its answer is waited for."""
+        if self._file is not None:
+            self._close_file(whole=False)
+        why = self._broken or "the connection with the container ended"
+        warnings = [f"{why} before all files had come: files may be missing or cut"]
+        try:
+            self._container.kill()
+            self._container.ended()
+        except (BackendUnavailable, BackendFailed) as error:
+            warnings.append(f"the engine has not confirmed the end: {error.message}")
+        return tuple(warnings)
 
     def _ask_engine(self, ended: float) -> Told:
         """The connection ended and the agent said nothing: the engine knows what became of it."""
         try:
+            if self._broken:
+                self._container.kill()
             code, oom = self._container.ended()
         except (BackendUnavailable, BackendFailed) as error:
             raise self._failure(
                 f"the engine went away in mid-run: {error.message}", error.fix
             ) from error
-        lost = "the sandbox was killed whole: its files are lost"
-        if self.reason or oom or code > 128:
-            return Told(
-                wait_status=9 if self.reason or oom else code - 128,
-                started=self._began,
-                ended=ended,
-                oom_kills=int(oom),
-                kill_seconds=max(0.0, ended - (self._killed or ended)),
-                warnings=(lost,),
-            )
         said = self._container.incoming.complaint.decode("utf-8", "replace").strip()
+        said = f": {said}" if said else ""
         if code == agent.NOT_STARTED:
             raise NotStarted(
-                f"the engine lost the way to the agent: {said or 'no reason given'}", retryable=True
+                f"the engine lost the way to the agent{said or ': no reason given'}", retryable=True
             )
-        raise self._failure(
-            f"the agent ended without a word, exit code {code}{': ' + said if said else ''}"
+        if code == agent.FAILED_EARLY:
+            raise self._failure(f"the agent failed before the program began{said}")
+        if code == 0 and not (self._broken or self.reason or oom):
+            # Its own orderly end when the stream from the host ends, with all that ran in there.
+            raise self._failure(f"the engine ended the connection in mid-run{said}")
+        if self.reason or oom or code > 128:
+            lost = "the sandbox was killed whole: its files are lost"
+        else:
+            # It had the program by then, and no program is worth running again that ends it.
+            lost = f"the agent ended without a report, exit code {code}: files are lost{said}"
+        return Told(
+            # Only a signal's number, not a code of the agent's own choice, is the program's end.
+            wait_status=code - 128 if 128 < code <= 128 + 64 and not (self.reason or oom) else 9,
+            started=self._began,
+            ended=ended,
+            oom_kills=int(oom),
+            kill_seconds=max(0.0, ended - (self._killed or ended)),
+            warnings=(f"{self._broken}; {lost}" if self._broken else lost,),
+            cut=True,
         )
 
     def _refused(self, fields: dict[str, Any]) -> BelljarError:
@@ -343,6 +382,19 @@ class AgentWatch:
                 stdout=self.captured["stdout"].text(), stderr=self.captured["stderr"].text()
             ),
         )
+
+
+def _ending(payload: bytes) -> dict[str, Any]:
+    fields = _fields(payload)
+    status = fields.get("status")
+    if type(status) is not int or not 0 <= status <= 0xFFFF or not _is_end(status):
+        raise protocol.ProtocolError("an end without a status")
+    return fields
+
+
+def _is_end(status: int) -> bool:
+    """Whether `wait` can say so of a process that ended."""
+    return os.WIFEXITED(status) or os.WIFSIGNALED(status)
 
 
 def _fields(payload: bytes) -> dict[str, Any]:

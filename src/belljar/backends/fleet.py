@@ -18,6 +18,7 @@ from .zygotes import Zygote
 if TYPE_CHECKING:
     from ..linux.probe import HostFacts
 
+_MOST_ZYGOTES = 8  # each is an interpreter with its libraries
 RUNS_A_ZYGOTE = 2000  # its children share address layout and hash seed: not for ever
 
 
@@ -66,12 +67,24 @@ class Fleet:
                 closed = self._closed
                 if not closed:
                     self._zygotes[outer] = fresh
+                    self._make_room(fresh)
             if closed:
                 fresh.close()
                 raise BackendFailed("this backend is closed")
         if zygote is not None:
             self._retire(zygote)
         return fresh
+
+    def _make_room(self, fresh: Zygote) -> None:
+        """Retire the ones that served least, beyond so many; `_sweep` ends those that are idle."""
+        others = sorted(
+            (each for each in self._zygotes.values() if each is not fresh and not each.busy),
+            key=lambda each: each.runs,
+        )
+        for idle in others[: max(0, len(self._zygotes) - _MOST_ZYGOTES)]:
+            idle.retired = True
+            del self._zygotes[idle.outer]
+            self._retired.append(idle)
 
     def _retire(self, zygote: Zygote) -> None:
         with self._lock:

@@ -8,11 +8,15 @@ Everything is as in `docker.py`, with these differences, all of them gVisor's:
 - Memory is the whole sandbox's. Past it the host's kernel kills the sentry and all that is in it,
   and files are lost; where the engine misses why, the control group's event tells (version 1).
 - What a program made set-id in a writable mount loses those bits after the run, not at once.
-- A program can kill pid 1, and so its whole sandbox: the run is then `killed`.
+- The agent is another user than the program, because a process that is not dumpable is open here to
+  its own user, and pid 1 is killed and stopped like any other. It is the sandbox's root with the
+  capabilities to become the program's user and to kill it; those are the sentry's, not the host's.
 - The network is gVisor's own and ends at its loopback; `network=any` is refused.
 """
 
 from __future__ import annotations
+
+from types import MappingProxyType
 
 from ..policy import Isolation
 from .docker import DockerBackend
@@ -24,6 +28,7 @@ class GvisorBackend(DockerBackend):
 
     name = "gvisor"
     isolation = Isolation.GVISOR
+    least = MappingProxyType({"memory": 64 << 20})  # the same, and the kernel of the sandbox
     gvisor = True
     #: Limits that a request cannot set: see the module's docstring.
     unheld = frozenset({"processes"})

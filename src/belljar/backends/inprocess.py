@@ -47,6 +47,7 @@ from .base import (
     absent,
     best_effort,
     enforced,
+    kept_by_host,
     refuse_unless_held,
 )
 from .inprocess_watch import open_descriptors, resident_memory
@@ -187,11 +188,7 @@ def _enforcement(
         report = dict.fromkeys(report, unwatched)
     held = best_effort("an audit hook refuses every new process")
     report["processes"] = held if audit else unheard
-    report["output"] = (
-        enforced("head and tail are kept and the rest is dropped")
-        if "output_cap" in layers
-        else absent("the cap is off")
-    )
+    report |= kept_by_host(layers)
     match policy.network.mode:
         case "any":
             report["network"] = enforced("open, as the policy asks")

@@ -74,6 +74,7 @@ class Guard:
         self._network = network
         self._processes = processes
         self._descriptors = descriptors
+        self.refused_descriptors = False
         self._members: list[threading.Thread] = []
         self._awaited: list[threading.Thread] = []
         self._clocks: dict[int, int] = {}
@@ -171,6 +172,7 @@ class Guard:
         if event in _DESCRIPTORS and self._descriptors is not None:
             count = open_descriptors()
             if count is not None and count >= self._descriptors:
+                self.refused_descriptors = True
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         if event in _READS and self._hidden:
             self._check_hidden(args[0])

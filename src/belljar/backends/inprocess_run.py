@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import errno
 import gc
 import os
 import sys
@@ -20,8 +21,10 @@ from ..events import Displayed, Emit, Output
 from ..guest import protocol
 from ..guest.worker import Channel, Interpreter
 from ..lint_rules import Rules
+from ..records import replace
 from ..report import Report, run_frame
 from ..types import Display, KillProof, Request, Result, Status, Usage
+from . import outcome
 from .base import Cancel, Plan
 from .inprocess_guard import Guard
 from .inprocess_watch import Watchdog, bounded_address_space, open_descriptors
@@ -30,7 +33,6 @@ from .verdict import Ending, Verdict, judge
 
 _TICK = 0.01
 _GRACE = 1.0  # seconds that a program's threads have to end once they are told to
-_NO_CAP = 1 << 40
 _NOISE = 1 << 20  # growth of memory below this is the allocator's, not the program's
 _BIG = 16 << 20  # growth that is worth a search for garbage
 
@@ -65,6 +67,7 @@ class _Ended:
     wall: float = 0.0
     kill_seconds: float = 0.0
     peak_memory: int | None = None
+    refused_descriptors: bool = False
 
 
 class Run:
@@ -74,14 +77,15 @@ class Run:
         self._plan = plan
         self._emit = emit
         self._cancel = cancel
-        frame = run_frame(plan.request, languages.of(plan.request).file)
+        file, budgets = languages.of(plan.request).file, outcome.budgets_of(plan)
+        frame = run_frame(plan.request, file, budgets)
         self._program: Any = protocol.loads(frame[protocol.HEADER :], max_nodes=sys.maxsize)
         layers = plan.spec.layers
         self._watched = "watchdog" in layers
-        self._streams = Streams(plan.policy.limits.output if "output_cap" in layers else _NO_CAP)
+        self._streams = Streams(outcome.captures(plan, capped="output_cap" in layers))
         self._channel = _Direct()
         self._shown: list[Display] = []
-        self._report = Report(max_value=plan.policy.limits.output, on_display=self._show)
+        self._report = Report(budgets=budgets, on_display=self._show)
         self._ended = _Ended()
         self._warnings: list[str] = []
 
@@ -142,7 +146,7 @@ class Run:
         self._hand_out()
         for name, captured in self._streams.captured.items():
             if rest := captured.rest():
-                self._emit(Output(id=request.id, stream=name, data=rest))
+                self._emit(Output(id=request.id, stream=name, data=rest))  # type: ignore[arg-type]
         if watchdog.peak_memory > _BIG:
             gc.collect()
 
@@ -178,6 +182,7 @@ class Run:
             guard.join(_TICK)
         ended.kill_seconds = time.monotonic() - now
         ended.survivors = len(guard.alive())
+        ended.refused_descriptors = guard.refused_descriptors
         ended.cpu = guard.cpu()
         ended.peak_memory = watchdog.peak_memory if watchdog.peak_memory >= _NOISE else None
         if self._watched and not ended.reason and watchdog.disk_full():
@@ -212,7 +217,7 @@ class Run:
             limit_hit=verdict.limit_hit,
             stdout=stdout.text(),
             stderr=stderr.text(),
-            truncated=stdout.truncated or stderr.truncated or self._report.truncated,
+            truncated=(stdout.truncated or stderr.truncated or report.truncated or found.truncated),
             value=None if ended.reason else report.value,
             error=report.error if verdict.exit_code != 0 else None,
             displays=tuple(self._shown),
@@ -233,15 +238,23 @@ class Run:
             ),
             backend=plan.backend,
             isolation=plan.isolation.value,
-            warnings=(*plan.warnings, *report.warnings, *self._warnings, *found.warnings),
-        )
+            warnings=(
+                *plan.warnings, *verdict.warnings, *report.warnings, *self._warnings,
+                *found.warnings,
+            ),
+        )  # fmt: skip
 
     def _verdict(self) -> Verdict:
         """As for any other backend, but that no signal was ever sent."""
         if self._ended.reason == "fds":
             return Verdict(status=Status.LIMIT, limit_hit="fds")
         ending = Ending(wait_status=self._ended.exit_code << 8, reason=self._ended.reason)
-        return judge(ending, self._report)
+        verdict = judge(ending, self._report)
+        ran_out = self._report.hint.errno == errno.EMFILE and self._ended.refused_descriptors
+        if ran_out and verdict.status is Status.ERROR:
+            # The audit hook refused one: a program that only reports it has asked for none.
+            return replace(verdict, status=Status.LIMIT, limit_hit="fds", warnings=())
+        return verdict
 
 
 def _exit_code(error: BaseException | None) -> int:

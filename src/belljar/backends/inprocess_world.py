@@ -27,15 +27,17 @@ from ..lint import WARNING_FILTERS
 from .inprocess_guard import guard_of_this_thread
 
 _SLICE = 0.02  # seconds between two chances to stop a program that sleeps
+_MOST_WAITING = 16 << 20  # bytes that a program may be ahead of the thread that hands them out
 _Stream = Literal["stdout", "stderr"]
 
 
 class Streams:
     """What the program writes: captured within the cap, and queued for whoever streams it."""
 
-    def __init__(self, cap: int) -> None:
-        self.captured: dict[_Stream, HeadTail] = {"stdout": HeadTail(cap), "stderr": HeadTail(cap)}
+    def __init__(self, captured: dict[str, HeadTail]) -> None:
+        self.captured = captured
         self._live: deque[tuple[_Stream, bytes]] = deque()
+        self._waiting = 0  # bytes in it
         self._lock = threading.Lock()
         self._closed = False
 
@@ -44,10 +46,14 @@ class Streams:
             live = b"" if self._closed else self.captured[stream].feed(data)
         if live:
             self._live.append((stream, live))
+            self._waiting += len(live)
+            while self._waiting > _MOST_WAITING and not self._closed:
+                time.sleep(_SLICE)
 
     def take(self) -> Iterator[tuple[_Stream, bytes]]:
         """What came since the last time, in order, in as few pieces as the order allows."""
         while self._live:
+            self._waiting = 0
             stream, piece = self._live.popleft()
             pieces = [piece]
             while self._live and self._live[0][0] == stream:

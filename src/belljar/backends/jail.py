@@ -39,7 +39,7 @@ from ..events import Emit
 from ..policy import Isolation, Policy
 from ..records import replace
 from ..types import Enforcement, Request, Result
-from . import jail_plan, jail_report, outcome, protect
+from . import cores, jail_plan, jail_report, outcome, protect, warmth
 from .base import Availability, Cancel, Plan
 from .fleet import Fleet
 from .jail_plan import Spec
@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from ..linux.probe import HostFacts
 
 _REMEMBERED = 64
+# The policy as it is held, what holds it, and how.
+_Compiled = tuple[Policy, dict[str, Enforcement], Spec]
 
 
 class JailBackend(HostLayered):
@@ -78,7 +80,7 @@ class JailBackend(HostLayered):
         self.tidy = tidy
         self._fleet: Fleet | None = None
         self._settler = Settler()
-        self._known: dict[tuple[Policy, frozenset[str]], tuple[dict[str, Enforcement], Spec]] = {}
+        self._known: dict[tuple[Policy, warmth.Warmth], _Compiled] = {}
         self._availability: Availability | None = None
 
     @property
@@ -123,10 +125,10 @@ class JailBackend(HostLayered):
         return Availability(available=True, notes=tuple(notes))
 
     def compile(self, policy: Policy, request: Request) -> Plan:
-        report, spec = self._compiled(policy, request)
-        return self.planned(policy, request, dict(report), spec)
+        held, report, spec = self._compiled(policy, request)
+        return self.planned(held, request, dict(report), spec)
 
-    def _compiled(self, policy: Policy, request: Request) -> tuple[dict[str, Enforcement], Spec]:
+    def _compiled(self, policy: Policy, request: Request) -> _Compiled:
         """Remembered for what most runs are: a program for our own interpreter, and no mounts."""
         key, files = None, policy.filesystem
         special = request.python or request.command or request.mounts
@@ -136,13 +138,14 @@ class JailBackend(HostLayered):
             and languages.of(request) is plain
             and not (special or files.read_only or files.read_write or files.hidden)
         ):
-            key = policy, jail_plan.imported(request.code or "")
+            key = policy, warmth.of_request(request)
             if (known := self._known.get(key)) is not None:
                 return known
         active = jail_plan.active_layers(self.facts, self.disabled)
         report = jail_report.enforcement(policy, request, self.facts, active)
         self.hold(policy, report)
-        compiled = report, jail_plan.spec(policy, request, self.facts, active)
+        spec = jail_plan.spec(policy, request, self.facts, active)
+        compiled = jail_plan.with_disk(policy), report, spec
         if key is not None:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
@@ -156,12 +159,22 @@ class JailBackend(HostLayered):
         request, spec = plan.request, plan.spec
         assert isinstance(spec, Spec)
         report, shown = outcome.heard(plan, emit)
-        message, before = start_message(
-            request, argv=spec.argv, file=spec.file, worker=spec.worker, room=spec.shape.disk
-        )
         with contextlib.ExitStack() as cleanup:
+            own = cores.take(spec.cores, self.facts.cpus)
+            cleanup.callback(cores.release, own)
+            message, before = start_message(
+                request,
+                argv=spec.argv,
+                file=spec.file,
+                worker=spec.worker,
+                room=spec.shape.disk,
+                cores=own,
+                env=protect.environment(jail_plan.GUEST_DIR) if spec.guarded else {},
+                budgets=outcome.budgets_of(plan),
+            )
+            left: list[str] = []
             if spec.guarded:
-                cleanup.enter_context(protect.placeholders(spec.guarded))
+                left = cleanup.enter_context(protect.placeholders(spec.guarded))
             bare = spec.outer.worker and not spec.outer.preload
             keep = spec.keep and (bare or not self.tidy)
             if keep:
@@ -172,6 +185,10 @@ class JailBackend(HostLayered):
             jail = fleet.take(spec.outer, spec.shape)
             cleanup.callback(jail.release, keep=not self.tidy)
             taken = time.monotonic()
+
+            def full() -> bool:
+                return outcome.file_system_full(jail.work, spec.shape.disk)
+
             watch = JailWatch(jail, plan, message, report, emit, cancel)
             later = request.settle == "later" and spec.worker and keep and not self.tidy
             if later and watch.until_said():
@@ -179,8 +196,9 @@ class JailBackend(HostLayered):
                     found = collect.changed_files(jail.work, before, request.outputs)
                     said = watch.as_said()
                     result = outcome.of_watch(
-                        plan, watch, said, report, None, found=found, shown=shown
-                    )
+                        plan, watch, said, report, None, found=found, shown=shown,
+                        disk_full=full,
+                    )  # fmt: skip
                 except BaseException:
                     watch.abandon()
                     raise
@@ -200,7 +218,7 @@ class JailBackend(HostLayered):
             gone = time.monotonic()
             found = collect.changed_files(jail.work, before, request.outputs)
             result = outcome.of_watch(
-                plan, watch, ended, report, jail.group, found=found, shown=shown
+                plan, watch, ended, report, jail.group, found=found, shown=shown, disk_full=full
             )
             collected = time.monotonic()
             if keep and not self.tidy:
@@ -212,6 +230,7 @@ class JailBackend(HostLayered):
                     jail.replenish(self.parked)
         return replace(
             result,
+            warnings=(*result.warnings, *left),
             timings={
                 "start": taken - began,
                 "run": ended.ended - ended.started,

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import resource
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from .. import language_host, languages
-from ..errors import CommandNotFound
+from ..errors import CommandNotFound, PolicyUnenforceable
 from ..guest import protocol
 from ..interpreter import find as find_interpreter
 from ..linux import root
 from ..policy import Policy
 from ..records import positional_record, record, replace
 from ..types import Request
-from . import protect
+from . import guest_env, proc_files, protect, warmth
+from .base import covered_by
+from .layered import data_limit
 
 if TYPE_CHECKING:
     from ..linux.probe import HostFacts
@@ -32,48 +33,25 @@ LAYERS = (
     "watchdog", "output_cap",
 )  # fmt: skip
 
-GUEST_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # What a guest's environment is, unless a request says otherwise.
-GUEST_ENV = {
-    "PATH": GUEST_PATH,
-    "HOME": root.WORK,
-    "TMPDIR": "/tmp",
-    "LANG": "C.UTF-8",
-    "USER": "user",
-    "PYTHONDONTWRITEBYTECODE": "1",
-}
+GUEST_ENV = guest_env.environment(home=root.HOME, tmp="/tmp")
 GUEST_DIR = root.GUEST_DIR
 # What programs read to start at all.
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
 ETC = (
     "alternatives", "ca-certificates", "debian_version", "ld.so.cache", "ld.so.conf",
     "ld.so.conf.d", "localtime", "mime.types", "os-release", "protocols", "services", "ssl",
-    "timezone",
+    "timezone", *guest_env.SETTINGS,
 )  # fmt: skip
 ETC_ONLINE = ("resolv.conf",)
 # Every run has its own of these, so a host path below them must be mounted by the run itself.
 _PRIVATE = {"/tmp": root.TMP, "/var/tmp": root.TMP, "/dev/shm": root.SHM}
-# What zygotes have imported already: the smaller a process, the faster it forks, so a program that
-# names nothing gets a bare one.
-DATA_MODULES = ("numpy", "pandas", "matplotlib")
-STANDARD_MODULES = (
-    "collections", "contextlib", "dataclasses", "datetime", "enum", "functools", "itertools",
-    "json", "math", "operator", "random", "re", "string", "threading", "time", "traceback",
-    "typing",
-)  # fmt: skip
-# Programs that name one of these may want a loopback interface: it costs half a millisecond.
-_SOCKET_MODULES = frozenset((
-    "aiohttp", "asyncio", "asyncore", "fastapi", "flask", "ftplib", "grpc", "http", "httpx",
-    "imaplib", "multiprocessing", "poplib", "requests", "select", "selectors", "smtplib",
-    "socket", "socketserver", "ssl", "telnetlib", "tornado", "twisted", "urllib", "urllib3",
-    "uvicorn", "websockets", "wsgiref", "xmlrpc", "zmq",
-))  # fmt: skip
-# In every interpreter, or so small that it does not matter.
-_ALWAYS_THERE = frozenset(("builtins", "gc", "itertools", "math", "os", "sys", "time"))
-_IMPORT = re.compile(r"^\s*(?:import|from)\s+([\w.]+(?:\s*,\s*[\w.]+)*)", re.MULTILINE)
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
 _INODES_LEAST, _BYTES_AN_INODE = 4096, 16384
 _WATCH_EVERY = 0.02
+
+
+NOTHING_READ = warmth.Warmth((), True, True, True)
 
 
 # (relative path, what): "ro" closes a part of a mount for writing, "hide" covers it.
@@ -105,11 +83,18 @@ class Outer:
 
 @positional_record
 class Shape:
-    """An inner jail, as far as it is made before the program is known."""
+    """An inner jail, as far as it is made before the program is known.
+
+    `network`: "fresh" is a network namespace that no other run has had, with a loopback; "kept" is
+    an empty one that a slot's runs have one after the other, and that none of them can make sockets
+    in, but for pairs; "outer" is the zygote's. `machine` is whether /proc has files about the
+    machine besides those of processes: they take as long to put there as all the rest together.
+    `visible` is how many cores the program sees.
+    """
 
     disk: int
     inodes: int
-    own_network: bool
+    network: str
     tcp: bool
     families: tuple[int, ...]
     memfd: bool
@@ -122,21 +107,27 @@ class Shape:
     processes: int
     cpus: float
     keeper: bool
+    machine: bool
+    visible: int
 
     def message(self, cores: tuple[int, ...]) -> dict[str, Any]:
         """Plain values for `linux/slot.py`."""
-        every, memory, cpu = self.watch or (0.0, 0, 0.0)
+        watch = None
+        if self.watch is not None:
+            watch = dict(zip(("every", "memory", "cpu"), self.watch, strict=True))
+            watch |= {"own_network": self.network != "outer", "socket": largest_socket()}
         return {
             "disk": self.disk,
             "inodes": self.inodes,
-            "own_network": self.own_network,
+            "network": self.network,
             "tcp": self.tcp,
             "filter": (self.families, self.memfd, self.affinity),
             "affinity": cores,
             "rlimits": self.rlimits,
-            "watch": {"every": every, "memory": memory, "cpu": cpu} if self.watch else None,
+            "watch": watch,
             "waiting": self.waiting,
             "keeper": self.keeper,
+            "proc": proc_files.texts(self.visible, self.memory) if self.machine else {},
         }
 
 
@@ -144,7 +135,8 @@ class Shape:
 class Spec:
     """Everything `run` needs. `keep` says whether the zygote is worth keeping for other runs.
 
-    In the sources of `guarded` the project's metadata is protected.
+    In the sources of `guarded` the project's metadata is protected. `cores` is on how many
+    processors the program is put when it starts: none is as the jail was made.
     """
 
     outer: Outer
@@ -155,6 +147,15 @@ class Spec:
     keep: bool
     layers: tuple[str, ...]
     guarded: tuple[str, ...]
+    cores: int
+
+
+@cache
+def largest_socket() -> int:
+    """What a watchdog counts each socket at, on this host."""
+    from ..linux import footprint
+
+    return footprint.largest_socket()
 
 
 def active_layers(facts: HostFacts, disabled: frozenset[str]) -> frozenset[str]:
@@ -170,17 +171,14 @@ def active_layers(facts: HostFacts, disabled: frozenset[str]) -> frozenset[str]:
 def spec(policy: Policy, request: Request, facts: HostFacts, active: frozenset[str]) -> Spec:
     """The values for the run. Starts nothing; a missing command is CommandNotFound."""
     argv, file, worker, needed = _program(request)
-    named = imported(request.code) if worker and not argv and request.code else frozenset()
     mounts = all_mounts(policy, request)
     online = policy.network.mode == "any"
     keep = not (mounts or needed or online or policy.filesystem.hidden)
     layers = tuple(name for name in LAYERS if name in active)
-    preload: tuple[str, ...] = ()
-    if not argv and keep:
-        if named - _ALWAYS_THERE:
-            preload = STANDARD_MODULES
-        if not named.isdisjoint(DATA_MODULES):
-            preload += DATA_MODULES
+    # What is not read gets sockets: every command, other interpreters, runs with mounts.
+    warm = NOTHING_READ
+    if worker and not argv and keep:
+        warm = warmth.of_request(request)
     arrange = _view if mounts else _plain_view
     bare = protect.unprotected(policy, request) if mounts else frozenset()
     view, waiting, writable = arrange(
@@ -190,26 +188,28 @@ def spec(policy: Policy, request: Request, facts: HostFacts, active: frozenset[s
         view=view,
         layers=layers,
         worker=not argv,
-        preload=preload,
+        preload=warm.preload,
         writable=writable,
         open_network=online,
     )
-    # Runs of one zygote share its empty network unless abstract sockets could cross it, or unless
-    # the program may want a loopback.
-    own_network = not online and (
-        bool(argv) or not keep or facts.landlock_abi < 6 or "landlock" not in active
-        or not named.isdisjoint(_SOCKET_MODULES)
-    )  # fmt: skip
+    network = "outer"
+    if not online and "namespaces" in active:
+        network = "fresh" if warm.sockets else "kept"
     written = tuple(source for source, _, mode in mounts if mode == "rw")
     shape = _shape(
-        policy, facts, active, own_network=own_network, waiting=waiting, big_files=bool(written),
+        policy, facts, active, network=network, waiting=waiting, big_files=bool(written),
         # It has the guest's files open a little longer: not those of a mount, for others to see.
         # Only a control group counts its memory once.
+        shown=shows_host(mounts, needed),
         keeper=not argv and keep and "cgroup" in active,
+        worker=worker,
+        machine=warm.machine,
     )  # fmt: skip
     if not request.command and languages.of(request).seccomp == "strict":
         families = () if policy.network.mode == "off" else shape.families
-        shape = replace(shape, families=families, memfd=False, affinity=False)
+        # Its processors are given out beforehand: it cannot choose them itself.
+        cores = shape.visible if shape.visible < len(facts.cpus) else shape.cores
+        shape = replace(shape, families=families, memfd=False, affinity=False, cores=cores)
     return Spec(
         outer=outer,
         shape=shape,
@@ -219,6 +219,7 @@ def spec(policy: Policy, request: Request, facts: HostFacts, active: frozenset[s
         keep=keep,
         layers=layers,
         guarded=tuple(source for source in written if source not in bare),
+        cores=0 if shape.cores or not warm.cores else shape.visible,
     )
 
 
@@ -230,17 +231,17 @@ def disk_size(policy: Policy) -> int:
     return min(limits.disk, limits.memory // 2)
 
 
+@lru_cache(maxsize=64)
+def with_disk(policy: Policy) -> Policy:
+    """The policy with the disk limit that is held, for the plan: what is shown is what is held."""
+    size = disk_size(policy)
+    if size == policy.limits.disk:
+        return policy
+    return replace(policy, limits=replace(policy.limits, disk=size))
+
+
 def inode_count(size: int) -> int:
     return max(_INODES_LEAST, size // _BYTES_AN_INODE)
-
-
-def imported(code: str) -> frozenset[str]:
-    """The top-level names of what the program seems to import. A guess that decides only speed."""
-    return frozenset(
-        name.strip().partition(".")[0]
-        for found in _IMPORT.findall(code)
-        for name in found.split(",")
-    )
 
 
 def _shape(
@@ -248,20 +249,24 @@ def _shape(
     facts: HostFacts,
     active: frozenset[str],
     *,
-    own_network: bool,
+    network: str,
     waiting: tuple[tuple[str, str], ...],
     big_files: bool,
+    shown: bool,
     keeper: bool,
+    worker: bool,
+    machine: bool,
 ) -> Shape:
     limits = policy.limits
     grouped = "cgroup" in active
-    families: tuple[int, ...] = (_AF_UNIX,)
+    families: tuple[int, ...] = ()
     if policy.network.mode == "any":
         # Without a network namespace only Landlock keeps the host's abstract sockets away.
         families = (_AF_INET, _AF_INET6, _AF_NETLINK)
         families += (_AF_UNIX,) if facts.landlock_abi >= 6 and "landlock" in active else ()
-    elif own_network and "namespaces" in active:
+    elif network == "fresh":
         families = (_AF_UNIX, _AF_INET, _AF_INET6)
+    families = without_named_sockets(families, policy, shown)
     watch = None
     if not grouped and "watchdog" in active:
         whole = limits.cpus == int(limits.cpus) or limits.cpus >= len(facts.cpus)
@@ -270,13 +275,13 @@ def _shape(
     return Shape(
         disk=size,
         inodes=inode_count(size),
-        own_network=own_network,
-        tcp=own_network or policy.network.mode == "any",
+        network=network,
+        tcp=network == "fresh" or policy.network.mode == "any",
         families=families,
         memfd=grouped,
         affinity=grouped,
         cores=0 if grouped else min(math.ceil(limits.cpus), len(facts.cpus)),
-        rlimits=_rlimits(policy, grouped, size if big_files else None)
+        rlimits=_rlimits(policy, grouped, size if big_files else None, worker)
         if "rlimits" in active
         else (),
         watch=watch,
@@ -285,21 +290,48 @@ def _shape(
         processes=limits.processes,
         cpus=limits.cpus,
         keeper=keeper,
+        machine=machine,
+        visible=min(math.ceil(limits.cpus), len(facts.cpus)),
     )
 
 
-def _rlimits(policy: Policy, grouped: bool, file_size: int | None) -> tuple[tuple[int, int], ...]:
+def shows_host(mounts: tuple[tuple[str, str, str], ...], needed: tuple[str, ...]) -> bool:
+    """Whether a run sees host directories in which a daemon's socket may lie.
+
+    The system's own and those of the interpreter that every run gets do not count.
+    """
+    usual = (*SYSTEM, *find_interpreter(None).prefixes)
+    return bool(mounts) or any(not inside_any(path, usual) for path in needed)
+
+
+def without_named_sockets(
+    families: tuple[int, ...], policy: Policy, shown: bool
+) -> tuple[int, ...]:
+    """`families` without AF_UNIX where a path could lead to a host's daemon; pairs still work.
+
+    Neither a read-only mount nor a network namespace keeps a program from connecting to a path.
+    """
+    if policy.network.mode == "any" or not shown:
+        return families
+    return tuple(family for family in families if family != _AF_UNIX)
+
+
+def _rlimits(
+    policy: Policy, grouped: bool, file_size: int | None, worker: bool
+) -> tuple[tuple[int, int], ...]:
     limits = policy.limits
     # The memory file system holds itself; only what is written to a mount needs a limit a file.
     files = () if file_size is None else ((resource.RLIMIT_FSIZE, file_size),)
+    data: tuple[tuple[int, int], ...] = ()
+    if worker or not grouped:  # for a command it would only refuse what AddressSanitizer maps
+        data = ((resource.RLIMIT_DATA, data_limit(limits.memory, counted=grouped)),)
     return (
         *files,
         # One byte: zero would still start a piped core handler on the host.
         (resource.RLIMIT_CORE, 1),
         (resource.RLIMIT_NOFILE, limits.open_files),
         (resource.RLIMIT_MEMLOCK, 0),
-        # Room for thread stacks and the like: the exact total is the cgroup's or the watchdog's.
-        (resource.RLIMIT_DATA, limits.memory + (256 << 20)),
+        *data,
         # Behind a pids controller it must not answer first, or nobody would count the refusals.
         (resource.RLIMIT_NPROC, limits.processes + (16 if grouped else 0)),
         (resource.RLIMIT_MSGQUEUE, 0),
@@ -312,7 +344,7 @@ def _program(request: Request) -> tuple[tuple[str, ...], str | None, bool, tuple
     if request.command:
         import shutil  # late: a program does not need it, and it imports every compressor
 
-        path = shutil.which(request.command[0], path=GUEST_PATH)
+        path = shutil.which(request.command[0], path=guest_env.search_path())
         if path is None:
             raise CommandNotFound("command", f"{request.command[0]!r} is not installed")
         return (path, *request.command[1:], *request.args), None, False, _outside_system(path)
@@ -394,8 +426,18 @@ def _view(
     """(the tree, what the run itself puts into place, where Landlock must allow writing)."""
     show, links = _system("pivot_root" in active, online)
     interpreter = find_interpreter(None)
-    places = list(show)
+    places = [
+        (source, destination, mode)
+        for source, destination, mode in show
+        if source == protocol.GUEST_DIR or covered_by(destination, hidden) is None
+    ]
     for path in sorted({*interpreter.prefixes, *needed}):
+        if (cover := covered_by(path, hidden)) is not None:
+            raise PolicyUnenforceable(
+                f"{cover!r} is hidden, and the program's interpreter needs {path!r}",
+                fields=("filesystem",),
+                fix="hide less, or choose another interpreter",
+            )
         shown = tuple(destination for _, destination, _ in places)
         if os.path.exists(path) and not inside_any(path, shown):
             places.append((os.path.realpath(path), path, "ro"))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ..linux import root
 from ..policy import Policy
 from ..types import Enforcement, Request
 from . import protect
-from .base import absent, best_effort, enforced
-from .jail_plan import disk_size, inode_count
-from .layered import besides_limits
+from .base import absent, best_effort, enforced, kept_by_host
+from .jail_plan import disk_size, inode_count, inside_any
+from .layered import besides_limits, grouped_memory
 
 if TYPE_CHECKING:
     from ..linux.probe import HostFacts
@@ -39,11 +41,17 @@ def _limits(
     cpus = limits.cpus
     yield "timeout", enforced("the host's clock; the kernel ends the whole pid namespace")
 
-    if group:
-        yield "memory", enforced(f"{group} memory controller, the whole tree and its files")
+    if group and facts.cgroup is not None:
+        yield "memory", grouped_memory(facts.cgroup, "the whole tree and its files")
     elif "watchdog" in active and "seccomp" in active:
         extra = ", RLIMIT_DATA for each process" if "rlimits" in active else ""
-        yield "memory", enforced(f"the slot counts the tree and its files 50 times a second{extra}")
+        counted = "the slot counts the tree, its files, sockets and pipes 50 times a second"
+        if policy.network.mode == "any":
+            yield "memory", best_effort(f"{counted}, but not how much an open network's hold")
+        elif "namespaces" not in active:
+            yield "memory", best_effort(f"{counted}, but not descriptors that are sent away")
+        else:
+            yield "memory", enforced(f"{counted}{extra}")
     elif "watchdog" in active:
         yield "memory", best_effort("the slot counts the tree, but not memfd, open without seccomp")
     elif "rlimits" in active:
@@ -79,12 +87,7 @@ def _limits(
         yield "processes", absent("no cgroup and no RLIMIT_NPROC in a user namespace")
 
     yield "disk", _disk(policy, active)
-    yield (
-        "output",
-        enforced("the host keeps head and tail and drops the rest")
-        if "output_cap" in active
-        else absent("the cap is off"),
-    )
+    yield from kept_by_host(active).items()
     yield (
         "open_files",
         enforced("RLIMIT_NOFILE") if "rlimits" in active else absent("rlimits are off"),
@@ -113,9 +116,9 @@ def _network(policy: Policy, facts: HostFacts, active: frozenset[str]) -> Enforc
             return absent("a list of hosts needs the proxy, which is not built yet")
     families = ", seccomp for the other socket families" if "seccomp" in active else ""
     if "namespaces" in active:
-        return enforced(f"an empty network namespace{families}")
+        return enforced(f"an empty network namespace, for one run at a time{families}")
     if "seccomp" in active:
-        return enforced("seccomp refuses every socket but AF_UNIX")
+        return enforced("seccomp refuses every socket but AF_UNIX pairs")
     return absent("no network namespace and no seccomp")
 
 
@@ -137,6 +140,9 @@ def _mounts(policy: Policy, request: Request) -> Enforcement:
     for mount in request.mounts:
         if mount.dst.split("/")[1:2] in (["proc"], ["dev"], ["sys"]):
             return absent(f"{mount.dst!r} is not a place to mount on")
+        place = os.path.normpath(os.path.join(root.WORK, mount.dst))
+        if inside_any(root.RUN, (place,)) or place in (root.WORK, root.TMP, root.SHM):
+            return absent(f"{mount.dst!r} is the run's own directory, and not a place to mount on")
     for mount in request.mounts:
         if mount.mode == "rw" and mount.protect and (found := protect.links(mount.src)):
             return absent(f"{found[0]!r} in {mount.src!r} is a link, which cannot be protected")
@@ -147,7 +153,5 @@ def shortcomings(facts: HostFacts) -> Iterator[str]:
     """What this host lacks, each with its consequence."""
     if not facts.landlock_abi:
         yield "no Landlock: one layer less"
-    elif facts.landlock_abi < 6:
-        yield f"Landlock ABI {facts.landlock_abi}: a network namespace for every run, 0.5 ms more"
     if facts.cgroup is None:
         yield "no writable cgroup: memory and processor time are counted by init"

@@ -50,7 +50,7 @@ class JailWatch(Watch):
             stdin=jail.stdin if request.stdin else None,
             data=request.stdin,
             timeout=limits.timeout,
-            output_cap=limits.output if "output_cap" in plan.spec.layers else outcome.NO_CAP,
+            captured=outcome.captures(plan, capped="output_cap" in plan.spec.layers),
             report=report,
             emit=emit,
             cancel=cancel,

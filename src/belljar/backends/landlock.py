@@ -48,12 +48,11 @@ from ..policy import Isolation, Policy
 from ..records import plain, replace
 from ..report import Report, run_frame
 from ..types import Request, Result
-from . import landlock_plan, landlock_report, outcome, run_directory, supervised
+from . import cores, guest_env, landlock_plan, landlock_report, outcome, run_directory, supervised
 from .base import Availability, Cancel, Plan
 from .landlock_plan import Spec
 from .landlock_zygotes import Fleet
 from .layered import HostLayered
-from .process_plan import GUEST_PATH
 from .subprocess import _user
 from .supervise import Watch
 
@@ -138,12 +137,15 @@ class LandlockBackend(HostLayered):
         request, spec = plan.request, plan.spec
         assert isinstance(spec, Spec)
         report, shown = outcome.heard(plan, emit)
-        program = run_frame(request, spec.file or "") if spec.worker else b""
+        budgets = outcome.budgets_of(plan)
+        program = run_frame(request, spec.file or "", budgets) if spec.worker else b""
         files = dict(request.files)
         if spec.file and request.code is not None:
             files[spec.file] = request.code.encode("utf-8", "surrogatepass")
         fleet = self._warm()
         with ExitStack() as cleanup:
+            own = cores.take(spec.visible, self.facts.cpus)
+            cleanup.callback(cores.release, own)
             try:
                 root = cleanup.enter_context(run_directory.made())
                 work = run_directory.fill(root, files, spec.links, self.user)
@@ -155,7 +157,7 @@ class LandlockBackend(HostLayered):
                 )
                 if group is not None:
                     cleanup.callback(group.remove)
-                watch = self._start(plan, fleet, root, program, group, report, emit, cancel)
+                watch = self._start(plan, fleet, root, program, group, own, report, emit, cancel)
             except OSError as error:
                 raise BackendFailed(
                     f"the run could not be set up: {error}", retryable=True
@@ -168,7 +170,13 @@ class LandlockBackend(HostLayered):
                 raise
             found = collect.changed_files(work, before, request.outputs)
             settled = time.monotonic()
-            result = outcome.of_watch(plan, watch, ended, report, group, found=found, shown=shown)
+            result = outcome.of_watch(
+                plan, watch, ended, report, group, found=found, shown=shown,
+                disk_full=lambda: outcome.directories_full(
+                    [work, os.path.join(root, "tmp")], plan.policy.limits.disk
+                ),
+                most_processes=1 if spec.children == "one" else None,
+            )  # fmt: skip
         if self.tidy:
             fleet.keep_only(())
         timings = {
@@ -212,6 +220,7 @@ class LandlockBackend(HostLayered):
         root: str,
         program: bytes,
         group: Group | None,
+        own: tuple[int, ...],
         report: Report,
         emit: Emit,
         cancel: Cancel,
@@ -234,7 +243,7 @@ class LandlockBackend(HostLayered):
             passed = [their_control.fileno(), *standard, *framed, *groups]
             fleet.start(spec.preload, passed, framed=spec.worker)
             theirs.close()
-            supervised.send(control, marshal.dumps(self._message(plan, root)))
+            supervised.send(control, marshal.dumps(self._message(plan, root, own, group)))
             watch = Watch(
                 **supervised.watched(plan, control, streams, report, emit, cancel, group),
                 frames=frames,
@@ -243,27 +252,31 @@ class LandlockBackend(HostLayered):
             ours.pop_all()
         return watch
 
-    def _message(self, plan: Plan, root: str) -> dict[str, Any]:
+    def _message(
+        self, plan: Plan, root: str, own: tuple[int, ...], group: Group | None
+    ) -> dict[str, Any]:
         """Plain values for `linux/landlock_zygote.py` and the `launch.Run` it is made of."""
         spec, request = plan.spec, plan.request
         work, private = os.path.join(root, "work"), os.path.join(root, "tmp")
         cpus, first = self.facts.cpus, next(self._turn)
+        # Its limits, which libraries look up; and it may not move itself out of there.
+        own_group = [os.path.dirname(path) for path in (group.procs if group is not None else ())]
         watch = None if spec.watch is None else {**plain(spec.watch), "paths": [work, private]}
         return {
             "argv": list(spec.argv),
             "env": {
-                "PATH": GUEST_PATH,
-                "HOME": work,
-                "TMPDIR": private,
-                "LANG": "C.UTF-8",
-                "PYTHONDONTWRITEBYTECODE": "1",
+                **guest_env.environment(
+                    home=os.path.join(private, run_directory.HOME),
+                    tmp=private,
+                    python=spec.argv[0] if spec.argv and spec.worker else "",
+                ),
                 **request.env,
             },
             "cwd": work,
             "user": None,
             "namespaces": False,
             "subreaper": "subreaper" in spec.layers,
-            "read_only": list(spec.read_only),
+            "read_only": [*spec.read_only, *own_group],
             "read_write": [work, private, *spec.read_write],
             "devices": list(spec.devices),
             "close_network": not spec.families,
@@ -272,7 +285,7 @@ class LandlockBackend(HostLayered):
                 spec.families, spec.children != "one", spec.counted, spec.affinity, spec.truncate
             ),
             "rlimits": [list(pair) for pair in spec.rlimits],
-            "affinity": [cpus[(first + i) % len(cpus)] for i in range(spec.cores)],
+            "affinity": [cpus[(first + i) % len(cpus)] for i in range(spec.cores)] or list(own),
             "watch": watch,
         }
 

@@ -27,8 +27,9 @@ from ..interpreter import find as find_interpreter
 from ..policy import Isolation, Policy
 from ..records import record
 from ..types import Request
-from . import process_plan
-from .jail_plan import _ALWAYS_THERE, DATA_MODULES, STANDARD_MODULES, imported, inside_any
+from . import process_plan, warmth
+from .jail_plan import inside_any
+from .layered import data_limit
 
 if TYPE_CHECKING:
     from ..linux.probe import HostFacts
@@ -44,6 +45,13 @@ SCOPED_SIGNALS_ABI, TRUNCATION_ABI = 6, 3
 _ZERO = "/dev/zero"
 _AF_INET, _AF_INET6, _AF_NETLINK = 2, 10, 16
 _WATCH_EVERY = 0.02
+# What programs read to size their pools and caches. The kernel tells as much in a system call; how
+# busy each processor is, in /proc/stat, it does not.
+MACHINE = tuple(f"/proc/{name}" for name in ("cpuinfo", "loadavg", "meminfo", "uptime", "version"))
+_LIMITS = (
+    "cpu.max", "memory.max", "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us",
+    "memory/memory.limit_in_bytes",
+)  # fmt: skip
 _MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
 
 
@@ -62,7 +70,10 @@ class Watching:
 
 @record
 class Spec:
-    """What a supervisor is told, apart from the paths that exist only during the run."""
+    """What a supervisor is told, apart from the paths that exist only during the run.
+
+    Where a control group counts, the program is on `visible` processors, and may leave them.
+    """
 
     argv: tuple[str, ...]
     file: str | None
@@ -81,6 +92,7 @@ class Spec:
     own_signals: bool
     rlimits: tuple[tuple[int, int], ...]
     cores: int
+    visible: int
     watch: Watching | None
 
 
@@ -137,6 +149,8 @@ def shown_paths(policy: Policy, request: Request) -> tuple[str, ...]:
     own = (interpreter.executable, *interpreter.prefixes, protocol.GUEST_DIR)
     return (
         *process_plan.SYSTEM,
+        *MACHINE,
+        *(f"/sys/fs/cgroup/{name}" for name in _LIMITS),
         *own,
         *needed,
         *policy.filesystem.read_only,
@@ -175,8 +189,9 @@ def spec(policy: Policy, request: Request, facts: HostFacts, active: frozenset[s
         affinity=grouped and not strict,
         truncate=facts.landlock_abi >= TRUNCATION_ABI,
         own_signals=facts.landlock_abi < SCOPED_SIGNALS_ABI,
-        rlimits=_rlimits(policy) if "rlimits" in active else (),
+        rlimits=_rlimits(policy, grouped) if "rlimits" in active else (),
         cores=0 if grouped else min(math.ceil(limits.cpus), len(facts.cpus)),
+        visible=min(math.ceil(limits.cpus), len(facts.cpus)) if grouped else 0,
         watch=_watch(mode, policy, facts) if "watchdog" in active else None,
     )
 
@@ -213,13 +228,12 @@ _without_cached = cache(_without)
 
 
 def _preload(request: Request) -> tuple[str, ...]:
-    """Which zygote the program is forked from: the smaller a process, the faster it forks."""
-    named = imported(request.code or "")
-    standard = STANDARD_MODULES if named - _ALWAYS_THERE else ()
-    return (*standard, *(DATA_MODULES if not named.isdisjoint(DATA_MODULES) else ()))
+    """joblib asks when it is imported whether there are semaphores, which a run does not have."""
+    found = warmth.of_request(request).preload
+    return tuple(name for name in found if not name.startswith("sklearn"))
 
 
-def _rlimits(policy: Policy) -> tuple[tuple[int, int], ...]:
+def _rlimits(policy: Policy, counted: bool) -> tuple[tuple[int, int], ...]:
     limits = policy.limits
     return (
         # One byte: zero would still start a piped core handler on the host.
@@ -228,7 +242,7 @@ def _rlimits(policy: Policy) -> tuple[tuple[int, int], ...]:
         (resource.RLIMIT_FSIZE, limits.disk),
         (resource.RLIMIT_MEMLOCK, 0),
         # Room for thread stacks and the like: the exact total is the cgroup's or the watchdog's.
-        (resource.RLIMIT_DATA, limits.memory + (256 << 20)),
+        (resource.RLIMIT_DATA, data_limit(limits.memory, counted=counted)),
         (resource.RLIMIT_MSGQUEUE, 0),
         (resource.RLIMIT_SIGPENDING, 1024),
     )

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from ..policy import Policy
 from ..types import Enforcement, Request
 from . import process_plan
-from .base import absent, best_effort, enforced
+from .base import absent, best_effort, enforced, kept_by_host
 from .jail_plan import inside_any
 from .landlock_plan import SCOPED_SIGNALS_ABI, Children, children, counts_writes, shown_paths
-from .layered import besides_limits
+from .layered import besides_limits, grouped_memory
 
 if TYPE_CHECKING:
     from ..linux.probe import HostFacts
@@ -26,16 +26,12 @@ def enforcement(
     mode = children(policy, facts, active)
     report = {
         "timeout": _timeout(mode, facts, active),
-        "memory": _memory(mode, facts, active),
+        "memory": _memory(mode, policy, facts, active),
         "cpus": _cpus(mode, policy, facts, active),
         "processes": _processes(mode, policy, facts, active),
         "disk": _disk(mode, policy, active),
     }
-    report["output"] = (
-        enforced("the host keeps head and tail and drops the rest")
-        if "output_cap" in active
-        else absent("the cap is off")
-    )
+    report |= kept_by_host(active)
     report["open_files"] = (
         enforced("RLIMIT_NOFILE") if "rlimits" in active else absent("rlimits are off")
     )
@@ -65,12 +61,16 @@ def _timeout(mode: Children, facts: HostFacts, active: frozenset[str]) -> Enforc
     return best_effort(f"{clock} the subreaper kills the tree until nothing is left")
 
 
-def _memory(mode: Children, facts: HostFacts, active: frozenset[str]) -> Enforcement:
-    if mode == "group":
-        return enforced(f"{_group_name(facts)} memory controller, the whole tree")
+def _memory(
+    mode: Children, policy: Policy, facts: HostFacts, active: frozenset[str]
+) -> Enforcement:
+    if mode == "group" and facts.cgroup is not None:
+        return grouped_memory(facts.cgroup, "the whole tree")
     also = ", and RLIMIT_DATA" if "rlimits" in active else ""
     if "watchdog" in active:
-        counted = f"the supervisor counts it 50 times a second{also}"
+        counted = f"the supervisor counts it, sockets and pipes 50 times a second{also}"
+        if policy.network.mode == "any":
+            return best_effort(f"{counted}, but not how much sockets of an open network hold")
         if mode == "one" and "seccomp" in active:
             return enforced(counted)
         return best_effort(counted)
@@ -137,6 +137,10 @@ def _filesystem(
     if nested := process_plan._nested(files.read_only, files.read_write):
         return absent(f"{nested[0]!r} is read-only inside a writable path: needs namespaces")
     shown = shown_paths(policy, request)
+    asked = (*files.read_only, *files.read_write, *(mount.src for mount in request.mounts))
+    for path in asked:
+        if inside_any("/proc", (os.path.realpath(path).rstrip("/"), path.rstrip("/"))):
+            return absent(f"{path!r} holds /proc, where every process of the host is to be seen")
     for path in files.hidden:
         real = os.path.realpath(path)
         if any(real != top and inside_any(real, (os.path.realpath(top),)) for top in shown):

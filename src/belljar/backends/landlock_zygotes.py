@@ -7,7 +7,6 @@ threads.
 
 from __future__ import annotations
 
-import array
 import marshal
 import os
 import socket
@@ -87,9 +86,10 @@ class Zygote:
 
     def start(self, fds: list[int], *, framed: bool) -> None:
         """Have a run's supervisor started with these descriptors. ZygoteDied if nobody is there."""
-        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+        from ..linux import in_flight
+
         try:
-            self._control.sendmsg([b"frames" if framed else b"plain"], passed)
+            in_flight.send(self._control, b"frames" if framed else b"plain", fds)
         except OSError as error:
             raise ZygoteDied(f"the zygote died: {error}", retryable=True) from error
         self.runs += 1

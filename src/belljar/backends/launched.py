@@ -24,17 +24,19 @@ import socket
 import subprocess
 import time
 from contextlib import ExitStack
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from .. import collect
 from ..errors import BackendFailed, BackendUnavailable
 from ..events import Emit
+from ..guest import protocol
 from ..linux import root
 from ..policy import Isolation, Policy
 from ..records import replace
 from ..report import Report
 from ..types import Enforcement, Request, Result
-from . import launched_plan, outcome, protect, supervised, tools
+from . import jail_plan, launched_plan, outcome, protect, supervised, tools
 from .base import Availability, Cancel, Plan
 from .launched_plan import Ends, Sandbox, Spec
 from .layered import HostLayered
@@ -51,6 +53,7 @@ class LaunchedBackend(HostLayered):
     """The part that all of them share; see the module's docstring."""
 
     isolation = Isolation.JAIL
+    least = MappingProxyType({"memory": 16 << 20})  # the tool and two interpreters of ours
     name: str
     program: str
     fix: str
@@ -168,7 +171,7 @@ class LaunchedBackend(HostLayered):
         spec = self.arranged(spec, request)
         self.amend(report, policy, request, spec)
         self.hold(policy, report)
-        return self.planned(policy, request, report, spec)
+        return self.planned(jail_plan.with_disk(policy), request, report, spec)
 
     def run(self, plan: Plan, emit: Emit, cancel: Cancel) -> Result:
         if self._closed:
@@ -185,9 +188,11 @@ class LaunchedBackend(HostLayered):
             worker=spec.worker,
             room=spec.shape.disk,
             home=spec.places.work,
+            env=protect.environment(_guest_dir(spec)) if spec.guarded else {},
+            budgets=outcome.budgets_of(plan),
         )
         with ExitStack() as cleanup:
-            cleanup.enter_context(protect.placeholders(spec.guarded))
+            left = cleanup.enter_context(protect.placeholders(spec.guarded))
             try:
                 group = supervised.group(
                     plan.policy.limits,
@@ -208,7 +213,12 @@ class LaunchedBackend(HostLayered):
                 if watch.work >= 0
                 else collect.Collected()
             )
-            result = outcome.of_watch(plan, watch, ended, report, group, found=found, shown=shown)
+            result = outcome.of_watch(
+                plan, watch, ended, report, group, found=found, shown=shown,
+                disk_full=lambda: watch.work >= 0 and outcome.file_system_full(
+                    watch.work, plan.spec.shape.disk
+                ),
+            )  # fmt: skip
             settled = time.monotonic()
         timings = {
             "start": ended.started - began,
@@ -216,7 +226,7 @@ class LaunchedBackend(HostLayered):
             "settle": settled - ended.ended,
             "clean": time.monotonic() - settled,
         }
-        return replace(result, timings=timings)
+        return replace(result, warnings=(*result.warnings, *left), timings=timings)
 
     def close(self) -> None:
         self._closed = True
@@ -269,7 +279,7 @@ class LaunchedBackend(HostLayered):
             )
             theirs.close()
             supervised.instruct(ours, supervisor, control, marshal.dumps(orders))
-            settings = marshal.dumps(self._settings(spec))
+            settings = marshal.dumps(self._settings(spec, sandbox))
             watch = HandedOver(
                 **supervised.watched(plan, control, streams, report, emit, cancel, group),
                 frames=frames,
@@ -286,7 +296,7 @@ class LaunchedBackend(HostLayered):
 
         return _memory_file(seccomp_jail.base(), theirs)
 
-    def _settings(self, spec: Spec) -> dict[str, Any]:
+    def _settings(self, spec: Spec, sandbox: Sandbox) -> dict[str, Any]:
         """Plain values for `linux/stage.py`."""
         from ..linux import seccomp_jail, syscalls
 
@@ -295,7 +305,9 @@ class LaunchedBackend(HostLayered):
         if "seccomp" in spec.layers:
             filters = [] if self.takes_filter else [seccomp_jail.base()]
             filters.append(
-                seccomp_jail.delta(shape.families, memfd=shape.memfd, affinity=shape.affinity)
+                seccomp_jail.delta(
+                    shape.families, memfd=shape.memfd, affinity=shape.affinity, alone=True
+                )
             )
         devices = tuple(f"/dev/{name}" for name in root.DEVICES)
         cpus, first = self.facts.cpus, next(self._turn)
@@ -305,6 +317,7 @@ class LaunchedBackend(HostLayered):
             "directories": places.directories,
             "links": places.links,
             "probe": places.probe,
+            "places": launched_plan.closed_places(sandbox),
             "outside": {
                 kind: os.readlink(f"/proc/self/ns/{kind}")
                 for kind in ("mnt", "pid", "ipc", "uts", *(() if spec.sandbox.online else ("net",)))
@@ -352,6 +365,11 @@ class HandedOver(Watch):
     def close_work(self) -> None:
         if self.work >= 0:
             os.close(self.work)
+
+
+def _guest_dir(spec: Spec) -> str:
+    """Where the worker's files are seen: not every tool can move a path."""
+    return next(at for source, at, _, _ in spec.sandbox.show if source == protocol.GUEST_DIR)
 
 
 def _memory_file(data: bytes, theirs: ExitStack) -> int:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 import resource
+import stat
 from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING
 
 from ..guest import protocol
 from ..interpreter import find as find_interpreter
 from ..linux import root
-from ..policy import Policy
+from ..policy import Isolation, Policy
 from ..records import record, replace
 from ..types import Enforcement, Request
 from . import jail_plan, jail_report
@@ -155,10 +157,13 @@ def spec(
     )
     if rlimits and not sized and resource.RLIMIT_FSIZE not in dict(rlimits):
         rlimits = (*rlimits, (resource.RLIMIT_FSIZE, jail.shape.disk))
+    # A watchdog cannot tell how much a TCP socket holds, and the size of its buffers is the tool's
+    # network namespace's: where only what is enforced will do there are none.
+    families = _FAMILIES if "cgroup" in active or not _demanding(policy) else (_AF_UNIX,)
     shape = replace(
         jail.shape,
-        own_network=not online,
-        families=jail.shape.families if online else _FAMILIES,
+        network="outer" if online else "fresh",
+        families=jail.shape.families if online else _families(policy, request, families),
         rlimits=rlimits,
     )
     view = jail.outer.view
@@ -173,7 +178,7 @@ def spec(
             show=((LINUX_DIR, STAGE_DIR, "ro", ()), *show),
             links=(*view.links, *((f"/{path}", target) for path, target in root.LINKS)),
             hide=tuple(path for path in view.hide if _is_shown(path, view)),
-            masks=tuple(f"/proc/{name}" for name in PROC_MASKS) if "proc_masks" in active else (),
+            masks=_masks() if "proc_masks" in active else (),
             online=online,
             disk=shape.disk,
             inodes=shape.inodes,
@@ -198,6 +203,18 @@ def spec(
         own_user=own_user,
         watch=_watch(policy, facts, active, tool_user or own_user, sized, shape, overhead),
     )
+
+
+def _families(policy: Policy, request: Request, families: tuple[int, ...]) -> tuple[int, ...]:
+    """Those of `families` that a run in an empty network of its own may open sockets of."""
+    needed = jail_plan._program(request)[3]
+    shown = jail_plan.shows_host(jail_plan.all_mounts(policy, request), needed)
+    return jail_plan.without_named_sockets(families, policy, shown)
+
+
+def _demanding(policy: Policy) -> bool:
+    """Whether the policy's floor takes nothing that is best effort."""
+    return not Isolation.PROCESS.at_least(policy.min_isolation)
 
 
 def jail_user() -> int:
@@ -250,6 +267,7 @@ def _watch(
     return {
         "every": _WATCH_DISK_EVERY if grouped else _WATCH_EVERY,
         "memory": 0 if grouped else limits.memory,
+        "own_network": shape.network != "outer",
         "processes": 0 if grouped or held else limits.processes + overhead,
         "cpu": 0 if grouped or whole else limits.cpus * limits.timeout,
         # A file system of that size is rounded up to a page: full is not over.
@@ -283,6 +301,12 @@ def enforcement(
         else:
             report["processes"] = absent("no cgroup, no RLIMIT_NPROC that binds, no watchdog")
     report["disk"] = _disk(policy, active, tool, sized)
+    memory = report["memory"]
+    if "cgroup" not in active and memory.state == "enforced":
+        if _demanding(policy):
+            report["memory"] = enforced(f"{memory.by}; no sockets but AF_UNIX")
+        else:
+            report["memory"] = best_effort(f"{memory.by}, but not how much TCP sockets hold")
     if "proc_masks" in active:
         by = report["filesystem"].by
         report["filesystem"] = replace(report["filesystem"], by=f"{by}, /proc thinned out")
@@ -314,8 +338,32 @@ def _disk(policy: Policy, active: frozenset[str], tool: str, sized: bool) -> Enf
     return enforced(words)
 
 
+@cache
+def _masks() -> tuple[str, ...]:
+    """`PROC_MASKS`, and what only root may read in /proc: that differs between kernels, and under a
+    tool that root started the guest has root's user id on the host."""
+    with os.scandir("/proc") as entries:
+        roots = sorted(
+            entry.name
+            for entry in entries
+            if not entry.name.isdigit()
+            and not entry.is_symlink()
+            and not entry.stat().st_mode & stat.S_IROTH
+        )
+    return tuple(f"/proc/{name}" for name in dict.fromkeys((*PROC_MASKS, *roots)))
+
+
 def below(directory: str, name: str) -> str:
     return os.path.normpath(os.path.join(directory, name))
+
+
+def closed_places(sandbox: Sandbox) -> tuple[tuple[str, bool], ...]:
+    """(path in the sandbox, whether it is read-only) of what is shown; what is covered is not."""
+    places: list[tuple[str, bool]] = []
+    for _, at, mode, inside in sandbox.show:
+        places.append((at, mode == "ro"))
+        places += ((below(at, part), what == "ro") for part, what in inside)
+    return (*places, *((path, False) for path in sandbox.hide))
 
 
 def present(sandbox: Sandbox) -> Sandbox:

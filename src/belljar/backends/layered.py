@@ -10,9 +10,20 @@ from . import outcome
 from .base import Plan, absent, best_effort, enforced, refuse_unless_held
 
 if TYPE_CHECKING:
+    from ..linux.cgroup import Home
     from ..linux.probe import HostFacts
     from ..policy import Isolation, Policy
     from ..types import Enforcement, Request
+
+
+def data_limit(memory: int, *, counted: bool) -> int:
+    """RLIMIT_DATA for a process of a run that has `memory` bytes.
+
+    It holds address space, of which `import torch` takes three times what it uses. Where a control
+    group counts the memory (`counted`) it is there only for a MemoryError instead of a kill when
+    one allocation is far too large; elsewhere it is part of what holds the memory.
+    """
+    return memory + ((1 << 30) if counted else (256 << 20))
 
 
 class Layered:
@@ -52,6 +63,15 @@ class Layered:
             spec=spec,
             warnings=(*warnings, *outcome.notices(self.disabled)),
         )
+
+
+def grouped_memory(home: Home, what: str) -> Enforcement:
+    """What a control group made in `home` says for the field `memory`; `what` is in it."""
+    held = f"cgroup v{home.version} memory controller, {what}"
+    if home.uncounted:
+        left_out = " and ".join(home.uncounted)
+        return best_effort(f"{held}, but this kernel was started or built not to count {left_out}")
+    return enforced(held + home.sockets)
 
 
 def besides_limits(

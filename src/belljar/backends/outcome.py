@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import errno
+import os
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from ..capture import HeadTail
+from ..collect import bounded
 from ..events import Displayed, Emit
-from ..report import Report
+from ..report import NO_BUDGETS, Budgets, Report, budgets
 from ..types import Display, KillProof, Result, Usage
-from .verdict import Ending, judge
+from .verdict import Ending, judge, says_disk
 
 if TYPE_CHECKING:
-    from ..capture import HeadTail
     from ..collect import Collected
     from ..linux.cgroup import Group
     from .base import Plan
@@ -27,6 +30,13 @@ def notices(disabled: frozenset[str]) -> tuple[str, ...]:
     return (f"layers switched off for a test: {', '.join(sorted(disabled))}",)
 
 
+def captures(plan: Plan, *, capped: bool) -> dict[str, HeadTail]:
+    """What keeps the two streams of a run; `capped` is false where a test has switched that off."""
+    cap = plan.policy.limits.output if capped else NO_CAP
+    live = plan.request.stream_cap
+    return {"stdout": HeadTail(cap, live), "stderr": HeadTail(cap, live)}
+
+
 def heard(plan: Plan, emit: Emit) -> tuple[Report, list[Display]]:
     """The reader of a run's frames, and the list that its displays are put into as they come."""
     shown: list[Display] = []
@@ -35,7 +45,13 @@ def heard(plan: Plan, emit: Emit) -> tuple[Report, list[Display]]:
         shown.append(display)
         emit(Displayed(id=plan.request.id, display=display))
 
-    return Report(max_value=plan.policy.limits.output, on_display=show), shown
+    return Report(budgets=budgets_of(plan), on_display=show), shown
+
+
+def budgets_of(plan: Plan) -> Budgets:
+    """What the guest may make the host keep: the enforcement report says if it is held."""
+    held = plan.enforcement.get("value")
+    return NO_BUDGETS if held and held.state == "absent" else budgets(plan.policy.limits)
 
 
 def of_watch(
@@ -47,8 +63,14 @@ def of_watch(
     *,
     found: Collected,
     shown: list[Display],
+    disk_full: Callable[[], bool],
+    most_processes: int | None = None,
 ) -> Result:
-    """The Result of a run that `supervise.Watch` followed, held by `group` or by none."""
+    """The Result of a run that `supervise.Watch` followed, held by `group` or by none.
+
+    `disk_full` measures, and is called only if the program says so. `most_processes` is what the
+    run may have, if that is less than its policy says.
+    """
     if group is not None:
         group.confirm()
     peak = group.peak_memory() if group is not None else None
@@ -59,6 +81,8 @@ def of_watch(
             reason=watch.reason if ended.reason == "host" else ended.reason,
             oom_kills=group.oom_kills() if group is not None else 0,
             forks_refused=group.forks_refused() if group is not None else None,
+            disk_full=says_disk(ended.wait_status, report) and disk_full(),
+            processes_full=_many(plan, ended, most_processes),
         ),
         report,
         watch.captured,
@@ -70,6 +94,36 @@ def of_watch(
         found=found,
         shown=shown,
     )
+
+
+def _many(plan: Plan, ended: Ended, most: int | None) -> bool:
+    """Whether there were about as many processes as there may be when the first one ended.
+
+    The supervisor and other threads count for the kernel, and some may have ended meanwhile: half
+    of the number is many enough, and to have that many is the program's own doing.
+    """
+    allowed = plan.policy.limits.processes if most is None else most
+    return 2 * (ended.left + 1) > allowed
+
+
+def nearly_all(used: int, size: int) -> bool:
+    """Whether a disk of `size` bytes is used up: what is refused was not written."""
+    return used >= size - size // 16
+
+
+def file_system_full(directory: int, size: int) -> bool:
+    """Whether the memory file system of a directory, which is a run's own, holds `size` bytes or as
+    many files as it can."""
+    room = os.fstatvfs(directory)
+    used = (room.f_blocks - room.f_bfree) * room.f_frsize
+    return nearly_all(used, size) or bool(room.f_files and room.f_ffree <= room.f_files // 64)
+
+
+def directories_full(paths: list[str], size: int) -> bool:
+    """Whether directories of the host, which are a run's own, hold `size` bytes."""
+    from ..linux.tree import disk_use
+
+    return nearly_all(disk_use(paths, size), size)
 
 
 def of(
@@ -98,7 +152,7 @@ def of(
         limit_hit=verdict.limit_hit,
         stdout=stdout.text(),
         stderr=stderr.text(),
-        truncated=stdout.truncated or stderr.truncated or report.truncated,
+        truncated=stdout.truncated or stderr.truncated or report.truncated or found.truncated,
         value=report.value,
         error=report.error if verdict.exit_code != 0 else None,
         displays=tuple(shown),
@@ -119,6 +173,19 @@ def of(
         backend=plan.backend,
         isolation=plan.isolation.value,
         warnings=(
-            *plan.warnings, *verdict.warnings, *warnings, *report.warnings, *found.warnings,
+            *plan.warnings, *verdict.warnings, *_explained(plan, report), *warnings,
+            *report.warnings, *bounded(found.warnings),
         ),
     )  # fmt: skip
+
+
+def _explained(plan: Plan, report: Report) -> Iterable[str]:
+    """What a program's last error means here, where its own words do not tell."""
+    files = plan.policy.filesystem
+    shown = plan.request.mounts or plan.request.python or files.read_only or files.read_write
+    if report.hint.errno == errno.EAFNOSUPPORT and shown and plan.policy.network.mode == "off":
+        yield (
+            "with host directories in sight and the network off a program can open no named Unix "
+            "socket (multiprocessing's Manager and forkserver need one; pipes, Pool with fork or "
+            "spawn and socketpair work): a socket of the host's could lie there"
+        )

@@ -45,8 +45,8 @@ from .base import Availability, Cancel, Plan
 from .layered import Layered
 from .portable_plan import Host, Spec
 from .portable_tree import Launch, Tree
-from .portable_watch import Streams, Watch
-from .verdict import Ending
+from .portable_watch import Streams, Watch, disk_use
+from .verdict import Ending, says_disk
 
 _RUN_DIRECTORY = re.compile(r"belljar-(\d+)-\w+")
 _OPEN_NETWORK = (
@@ -112,7 +112,8 @@ class PortableBackend(Layered):
         request, spec = plan.request, plan.spec
         assert isinstance(spec, Spec)
         report, shown = outcome.heard(plan, emit)
-        program = run_frame(request, spec.file or "") if spec.worker else b""
+        budgets = outcome.budgets_of(plan)
+        program = run_frame(request, spec.file or "", budgets) if spec.worker else b""
         files = self._files()
         with self._directory(files) as root:
             try:
@@ -128,9 +129,7 @@ class PortableBackend(Layered):
                 program=program,
                 data=request.stdin,
                 timeout=plan.policy.limits.timeout,
-                output_cap=plan.policy.limits.output
-                if "output_cap" in spec.layers
-                else outcome.NO_CAP,
+                captured=outcome.captures(plan, capped="output_cap" in spec.layers),
                 watched=spec.watched,
                 directories=(work, tmp),
                 report=report,
@@ -141,7 +140,14 @@ class PortableBackend(Layered):
             found = files.changed_files(work, before, request.outputs)
             result = outcome.of(
                 plan,
-                Ending(wait_status=ended.reaped.wait_status, reason=ended.reason),
+                Ending(
+                    wait_status=ended.reaped.wait_status,
+                    reason=ended.reason,
+                    disk_full=says_disk(ended.reaped.wait_status, report)
+                    and outcome.nearly_all(
+                        disk_use((work, tmp), plan.policy.limits.disk), plan.policy.limits.disk
+                    ),
+                ),
                 report,
                 watch.captured,
                 wall=ended.ended - ended.started,

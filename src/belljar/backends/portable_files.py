@@ -19,32 +19,29 @@ from ..types import File
 
 def snapshot(workdir: str) -> dict[str, Stamp]:
     """As `collect.snapshot`."""
-    return {path: collect._stamp(info) for path, _, info in _files(workdir, [])}
+    return {path: collect._stamp(info) for path, _, info in _files(workdir, Collected())}
 
 
 def changed_files(workdir: str, before: Mapping[str, Stamp], outputs: tuple[str, ...]) -> Collected:
     """As `collect.changed_files`; the run's processes are gone, so a path stays what it is."""
     found = Collected()
     budget = collect.MAX_BYTES
-    for path, full, info in _files(workdir, found.warnings):
+    for path, full, info in _files(workdir, found):
         if collect._unchanged(before.get(path), info):
             continue
-        if len(found.files) >= collect.MAX_FILES:
-            found.warnings.append(f"only the first {collect.MAX_FILES} changed files are listed")
+        if not found.has_room(path):
             break
         data = None
         if any(collect._matches(path, glob) for glob in outputs):
             if info.st_nlink > 1:
-                found.warnings.append(f"{path!r} has a second hard link and was not read")
+                found.complain(path, "has a second hard link and was not read")
             elif (data := _read(full, budget)) is None:
-                found.warnings.append(f"{path!r} could not be read")
+                found.complain(path, "could not be read")
             else:
                 budget -= len(data)
         short = data is not None and len(data) < info.st_size
         found.files[path] = File(path=path, size=info.st_size, data=data, truncated=short)
-    if any(file.truncated for file in found.files.values()):
-        found.warnings.append(f"collected files were cut at {collect.MAX_BYTES >> 20} MiB in all")
-    return found
+    return found.finish()
 
 
 def remove_tree(path: str) -> None:
@@ -66,7 +63,7 @@ def remove_tree(path: str) -> None:
         _patiently(os.rmdir, directory)
 
 
-def _files(top: str, warnings: list[str]) -> Iterator[tuple[str, str, os.stat_result]]:
+def _files(top: str, found: Collected) -> Iterator[tuple[str, str, os.stat_result]]:
     """(path with slashes, full path, stat) of every regular file below `top`. Bounded."""
     deadline = time.monotonic() + collect.MAX_SECONDS
     waiting = [("", _long(top), 0)]
@@ -76,11 +73,11 @@ def _files(top: str, warnings: list[str]) -> Iterator[tuple[str, str, os.stat_re
             with os.scandir(directory) as entries:
                 names = [entry.name for entry in entries]
         except OSError:
-            warnings.append(f"{prefix!r} could not be opened")
+            found.complain(prefix, "could not be opened")
             continue
         for name in names:
             if time.monotonic() > deadline:
-                warnings.append(f"listing files stopped after {collect.MAX_SECONDS:.0f} s")
+                found.warnings.append(f"listing files stopped after {collect.MAX_SECONDS:.0f} s")
                 return
             full = os.path.join(directory, name)
             info = os.lstat(full)  # scandir's own stat leaves out links and ids on Windows
@@ -89,7 +86,9 @@ def _files(top: str, warnings: list[str]) -> Iterator[tuple[str, str, os.stat_re
             elif _is_directory(info) and depth < collect.MAX_DEPTH:
                 waiting.append((f"{prefix}{name}/", full, depth + 1))
             elif _is_directory(info):
-                warnings.append(f"directories deeper than {collect.MAX_DEPTH} were not listed")
+                deeper = f"directories deeper than {collect.MAX_DEPTH} were not listed"
+                if deeper not in found.warnings:
+                    found.warnings.append(deeper)
 
 
 def _long(path: str) -> str:

@@ -18,7 +18,7 @@ from ..interpreter import find as find_interpreter
 from ..policy import Policy
 from ..records import record
 from ..types import Enforcement, Request
-from .base import absent, best_effort, enforced
+from .base import absent, best_effort, enforced, kept_by_host
 
 LAYERS = ("rlimits", "watchdog", "descendants", "output_cap")
 
@@ -125,11 +125,7 @@ def enforcement(
     report: dict[str, Enforcement] = {}
     for field, held in _windows_limits() if host.windows else _posix_limits(policy, host, active):
         report[field] = held if held is not None else nothing(field)
-    report["output"] = (
-        enforced("the host keeps head and tail and drops the rest")
-        if "output_cap" in active
-        else absent("the cap is off")
-    )
+    report |= kept_by_host(active)
     report["network"] = _network(policy, host)
     report["filesystem"] = _filesystem(policy, host, user)
     report["mounts"] = _mounts(request, host)

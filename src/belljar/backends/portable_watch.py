@@ -72,14 +72,14 @@ class Watch:
         program: bytes,
         data: bytes,
         timeout: float,
-        output_cap: int,
+        captured: dict[str, HeadTail],
         watched: Watched,
         directories: tuple[str, ...],
         report: Report,
         emit: Emit,
         cancel: Cancel,
     ) -> None:
-        self.captured = {"stdout": HeadTail(output_cap), "stderr": HeadTail(output_cap)}
+        self.captured = captured
         self._run, self._tree = run, tree
         self._timeout, self._watched, self._directories = timeout, watched, directories
         self._report, self._emit, self._cancel = report, emit, cancel

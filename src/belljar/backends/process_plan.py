@@ -21,8 +21,9 @@ from ..linux import seccomp
 from ..policy import Policy
 from ..records import record
 from ..types import Enforcement, Request
-from .base import absent, best_effort, enforced
-from .layered import besides_limits
+from . import guest_env
+from .base import absent, best_effort, enforced, kept_by_host
+from .layered import besides_limits, data_limit, grouped_memory
 
 if TYPE_CHECKING:
     from ..linux.probe import HostFacts
@@ -32,7 +33,6 @@ LAYERS = (
     "watchdog", "output_cap",
 )  # fmt: skip
 
-GUEST_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 # What programs read to start at all. /etc by name, so that its secrets stay out.
 SYSTEM = (
@@ -42,6 +42,7 @@ SYSTEM = (
         "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types", "nsswitch.conf", "os-release",
         "passwd", "pki/ca-trust", "pki/tls/certs", "pki/tls/openssl.cnf", "protocols",
         "resolv.conf", "services", "ssl/certs", "ssl/openssl.cnf", "timezone",
+        *guest_env.SETTINGS,
     )),
 )  # fmt: skip
 # Sockets of daemons and mounted secrets live here; nothing a guest needs does.
@@ -52,7 +53,10 @@ _SHM = 64 << 20
 
 @record
 class Spec:
-    """What the supervisor is told, apart from the paths that exist only during the run."""
+    """What the supervisor is told, apart from the paths that exist only during the run.
+
+    Where a control group counts, the program is on `visible` processors, and may leave them.
+    """
 
     argv: tuple[str, ...]
     file: str | None
@@ -73,6 +77,7 @@ class Spec:
     ignored_calls: tuple[str, ...]
     rlimits: tuple[tuple[int, int], ...]
     cores: int
+    visible: int
     watch: Mapping[str, float] | None
 
 
@@ -127,8 +132,8 @@ def _limits(
     else:
         yield "timeout", best_effort(f"{clock} the first process is killed; others may survive")
 
-    if "cgroup" in active:
-        yield "memory", enforced(f"{group} memory controller, the whole tree")
+    if "cgroup" in active and facts.cgroup is not None:
+        yield "memory", grouped_memory(facts.cgroup, "the whole tree")
     elif "watchdog" in active:
         extra = " and RLIMIT_DATA" if "rlimits" in active else ""
         yield "memory", best_effort(f"a watchdog over the tree, 40 times a second{extra}")
@@ -164,14 +169,7 @@ def _limits(
         *(["a watchdog over the work directory"] if "watchdog" in active else []),
     ]
     yield "disk", best_effort(" and ".join(parts)) if parts else absent("nothing counts it")
-    yield (
-        "output",
-        (
-            enforced("the host keeps head and tail and drops the rest")
-            if "output_cap" in active
-            else absent("the cap is off")
-        ),
-    )
+    yield from kept_by_host(active).items()
     yield (
         "open_files",
         (enforced("RLIMIT_NOFILE") if "rlimits" in active else absent("rlimits are off")),
@@ -286,6 +284,8 @@ def spec(
     spaces = "namespaces" in active
     own_proc = spaces and facts.proc_mount
     named = (*files.read_only, *files.read_write, *(mount.src for mount in request.mounts))
+    # Programs look for control groups and processors there, and expect it open, or not there.
+    shows_sys = any(path == "/sys" or path.startswith("/sys/") for path in named)
     private_tmp = spaces and files.private_tmp and "/tmp" not in named
     cores = 0 if "cgroup" in active else min(math.ceil(limits.cpus), len(facts.cpus))
     read_only = (
@@ -320,7 +320,7 @@ def spec(
             _nested(read_only, (*read_write, *(["/tmp"] if private_tmp else []))) if spaces else ()
         ),
         links=tuple((m.dst, m.src) for m in request.mounts if not os.path.isabs(m.dst)),
-        hide=(*HIDDEN, *files.hidden) if spaces else (),
+        hide=(*HIDDEN, *(() if shows_sys else ("/sys",)), *files.hidden) if spaces else (),
         devices=DEVICES,
         shm_size=min(_SHM, limits.memory // 4) if spaces else 0,
         socket_families=families,
@@ -328,6 +328,7 @@ def spec(
         ignored_calls=() if "read_only_mounts" in active else seccomp.METADATA,
         rlimits=_rlimits(policy, facts, active, user) if "rlimits" in active else (),
         cores=cores,
+        visible=min(math.ceil(limits.cpus), len(facts.cpus)) if "cgroup" in active else 0,
         watch=_watch(policy, facts, active, user),
     )
 
@@ -349,7 +350,7 @@ def _closed_calls(
 def _program(request: Request) -> tuple[tuple[str, ...], str | None, bool, tuple[str, ...]]:
     """(argv, the file the program is written to, whether our worker runs it, paths it reads)."""
     if request.command:
-        path = shutil.which(request.command[0], path=GUEST_PATH)
+        path = shutil.which(request.command[0], path=guest_env.search_path())
         if path is None:
             raise CommandNotFound("command", f"{request.command[0]!r} is not installed")
         return (path, *request.command[1:], *request.args), None, False, ()
@@ -361,7 +362,7 @@ def _program(request: Request) -> tuple[tuple[str, ...], str | None, bool, tuple
         return argv, language.file, False, (path, real, *language.paths)
     python = find_interpreter(language_host.python_of(language, request.python, "subprocess"))
     needed = (python.executable, *python.prefixes, protocol.GUEST_DIR, *language.paths)
-    return (python.executable, "-I"), language.file, True, needed
+    return (python.executable, "-I", "-B"), language.file, True, needed
 
 
 def _rlimits(
@@ -375,7 +376,7 @@ def _rlimits(
         (resource.RLIMIT_FSIZE, limits.disk),
         (resource.RLIMIT_MEMLOCK, 0),
         # Room for thread stacks and the like: the exact total is the cgroup's or the watchdog's.
-        (resource.RLIMIT_DATA, limits.memory + (256 << 20)),
+        (resource.RLIMIT_DATA, data_limit(limits.memory, counted="cgroup" in active)),
     ]
     for name, value in (("RLIMIT_MSGQUEUE", 0), ("RLIMIT_SIGPENDING", 1024)):
         if hasattr(resource, name):
@@ -404,6 +405,7 @@ def _watch(
     return {
         "every": 0.025,
         "memory": limits.memory,
+        "own_network": policy.network.mode == "off" and "namespaces" in active,
         "processes": 0 if held else limits.processes,
         "cpu": cpu,
         "disk": disk,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
+from .. import trusted_imports
 from ..errors import BackendUnavailable
 from ..policy import Isolation
 from .base import Backend
@@ -86,7 +87,5 @@ def load(name: str, **options: object) -> Backend:
 
 
 def _foreign() -> dict[str, str]:
-    from importlib.metadata import entry_points
-
-    found = {point.name: point.value for point in entry_points(group=GROUP)}
+    found = trusted_imports.entry_points(GROUP)
     return {name: value for name, value in found.items() if name not in BUILT_IN}

@@ -24,6 +24,9 @@ from ..errors import BackendFailed
 _NAME = re.compile(r"belljar-(\d+)-\w+")
 
 
+HOME = "home"  # of the guest, in its private tmp/
+
+
 @contextmanager
 def made() -> Iterator[str]:
     """A new run directory, gone when the context ends, whatever the guest did to it."""
@@ -55,9 +58,10 @@ def fill(
     links: tuple[tuple[str, str], ...],
     user: tuple[int, int] | None,
 ) -> str:
-    """Make work/ and tmp/ with these files and links, owned by `user`; returns work's path."""
+    """Make work/ with these files and links, and tmp/ with a home; returns the path of work."""
     work = os.path.join(root, "work")
-    for path in (work, os.path.join(root, "tmp")):
+    private = os.path.join(root, "tmp")
+    for path in (work, private, os.path.join(private, HOME)):
         os.mkdir(path, 0o700)
     collect.write_inputs(work, files)
     for name, target in links:

@@ -101,10 +101,12 @@ class Jail:
         if not self.over:
             self.kill()
         empty = self.over and self.is_empty(self.patience)
+        # Before the group is asked: they keep the run's files, which it counts.
         for fd in self._open:
             os.close(fd)
         self._open.clear()
-        self._shelf.zygote.released(self._shelf, self._slot, reuse=empty)
+        clean = empty and not (self.group is not None and self.group.holds_leftovers())
+        self._shelf.zygote.released(self._shelf, self._slot, reuse=clean)
         if not keep:
             self._shelf.zygote.discard_idle(self._shelf)
 

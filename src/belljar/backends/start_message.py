@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import marshal
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from .. import collect
 from ..errors import RequestError
 from ..guest.protocol import MAX_HOST_FRAME
 from ..linux import root
-from ..report import run_fields, run_frame
+from ..report import Budgets, run_fields, run_frame
 from ..types import Request
+from .guest_env import search_path
 from .jail_plan import GUEST_ENV
+
+_NOTHING_MORE: Mapping[str, str] = MappingProxyType({})
 
 
 def start_message(
@@ -22,26 +27,34 @@ def start_message(
     file: str | None,
     worker: bool,
     room: int,
-    home: str = root.WORK,
+    home: str = root.HOME,
+    cores: tuple[int, ...] = (),
+    env: Mapping[str, str] = _NOTHING_MORE,
+    budgets: Budgets | None = None,
 ) -> tuple[bytes, dict[str, collect.Stamp]]:
     """The bytes for `linux/run_guest.py`, and the state of the work directory that it makes of
-    them. `file` is what the program is called there, and `room` what that directory can hold."""
+    them. `file` is what the program is called there, and `room` what that directory can hold; `env`
+    are variables that the request may replace. `cores`, if any, are those that the program may use.
+    """
     files = {collect.checked_name("files", name): data for name, data in request.files.items()}
     # A worker that is started by a command reads its own frame; one that is there already gets the
     # program with the rest, in a form that takes no time to read.
-    program = run_frame(request, file or "") if worker and argv else b""
-    run = run_fields(request, file or "") if worker and not argv else None
+    program = run_frame(request, file or "", budgets) if worker and argv else b""
+    run = run_fields(request, file or "", budgets) if worker and not argv else None
     if file and request.code is not None:  # also for the worker: multiprocessing reads it
         files[file] = request.code.encode("utf-8", "surrogatepass")
     if sum(map(len, files.values())) > room:
         raise RequestError("files", f"do not fit into a disk of {room} bytes", fix="raise `disk`")
+    # An interpreter of the request's own comes first.
+    own = {"PATH": search_path(argv[0])} if worker and argv else {}
     stamp = time.time_ns()
     start: dict[str, Any] = {
         "argv": list(argv),
         "run": run,
         "frames": worker,
+        "cores": cores,
         "later": request.settle == "later",
-        "env": {**GUEST_ENV, "HOME": home, **request.env},
+        "env": {**GUEST_ENV, "HOME": home, **own, **env, **request.env},
         "files": [(name, len(data), stamp) for name, data in files.items()],
     }
     head = marshal.dumps(start)

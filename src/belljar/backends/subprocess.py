@@ -42,7 +42,7 @@ from ..policy import Isolation, Policy
 from ..records import replace
 from ..report import Report, run_frame
 from ..types import Request, Result
-from . import outcome, process_plan, run_directory, supervised
+from . import cores, guest_env, outcome, proc_files, process_plan, run_directory, supervised
 from .base import Availability, Cancel, Plan
 from .layered import HostLayered
 from .process_plan import Spec
@@ -111,11 +111,14 @@ class SubprocessBackend(HostLayered):
         request, spec = plan.request, plan.spec
         assert isinstance(spec, Spec)
         report, shown = outcome.heard(plan, emit)
-        program = run_frame(request, spec.file or "") if spec.worker else b""
+        budgets = outcome.budgets_of(plan)
+        program = run_frame(request, spec.file or "", budgets) if spec.worker else b""
         files = dict(request.files)
         if spec.file and request.code is not None:
             files[spec.file] = request.code.encode("utf-8", "surrogatepass")
         with ExitStack() as cleanup:
+            own = cores.take(spec.visible, self.facts.cpus)
+            cleanup.callback(cores.release, own)
             try:
                 root = cleanup.enter_context(run_directory.made())
                 work = run_directory.fill(root, files, spec.links, self.user)
@@ -127,7 +130,9 @@ class SubprocessBackend(HostLayered):
                 )
                 if group is not None:
                     cleanup.callback(group.remove)
-                watch, supervisor = self._start(plan, root, program, group, report, emit, cancel)
+                watch, supervisor = self._start(
+                    plan, root, program, group, own, report, emit, cancel
+                )
             except OSError as error:
                 raise BackendFailed(
                     f"the run could not be set up: {error}", retryable=True
@@ -135,7 +140,12 @@ class SubprocessBackend(HostLayered):
             ended = supervised.until_gone(watch, supervisor, group)
             found = collect.changed_files(work, before, request.outputs)
             settled = time.monotonic()
-            result = outcome.of_watch(plan, watch, ended, report, group, found=found, shown=shown)
+            result = outcome.of_watch(
+                plan, watch, ended, report, group, found=found, shown=shown,
+                disk_full=lambda: outcome.directories_full(
+                    [work, os.path.join(root, "tmp")], plan.policy.limits.disk
+                ),
+            )  # fmt: skip
         timings = {
             "start": ended.started - began,
             "run": ended.ended - ended.started,
@@ -155,6 +165,7 @@ class SubprocessBackend(HostLayered):
         root: str,
         program: bytes,
         group: Group | None,
+        own: tuple[int, ...],
         report: Report,
         emit: Emit,
         cancel: Cancel,
@@ -168,7 +179,7 @@ class SubprocessBackend(HostLayered):
                 supervised.frame_sockets(ours, theirs) if worker else (None, None)
             )
             frame_fd = their_frames.fileno() if their_frames is not None else -1
-            message = marshal.dumps(self._message(plan, root, frame_fd, group))
+            message = marshal.dumps(self._message(plan, root, frame_fd, group, own))
             supervisor = supervised.start(
                 "launch",
                 their_control,
@@ -185,22 +196,24 @@ class SubprocessBackend(HostLayered):
             ours.pop_all()
         return watch, supervisor
 
-    def _message(self, plan: Plan, root: str, frame_fd: int, group: Group | None) -> dict[str, Any]:
+    def _message(
+        self,
+        plan: Plan,
+        root: str,
+        frame_fd: int,
+        group: Group | None,
+        own: tuple[int, ...],
+    ) -> dict[str, Any]:
         """Plain values for `linux/launch.py`; its `Run` reads exactly these."""
         from ..linux import seccomp
 
         spec, request = plan.spec, plan.request
         work, private = os.path.join(root, "work"), os.path.join(root, "tmp")
         tmp = "/tmp" if spec.private_tmp else private
-        env = {
-            "PATH": process_plan.GUEST_PATH,
-            "HOME": work,
-            "TMPDIR": tmp,
-            "LANG": "C.UTF-8",
-            "PYTHONDONTWRITEBYTECODE": "1",
-            **request.env,
-        }
         argv = list(spec.argv)
+        python = argv[0] if spec.worker else ""
+        home = os.path.join(tmp, run_directory.HOME)
+        env = {**guest_env.environment(home=home, tmp=tmp, python=python), **request.env}
         if spec.worker:
             argv += ["-c", protocol.boot_code(protocol.GUEST_DIR, frame_fd)]
         cpus = self.facts.cpus
@@ -217,6 +230,8 @@ class SubprocessBackend(HostLayered):
             "empty_network": spec.empty_network,
             "own_proc": spec.own_proc,
             "subreaper": "subreaper" in spec.layers,
+            "proc": proc_files.texts(_visible(spec), plan.policy.limits.memory),
+            "scratch": os.path.join(private, "proc"),
             "private_tmp": private if spec.private_tmp else "",
             "freeze": list(spec.freeze),
             "read_only_mounts": "read_only_mounts" in spec.layers,
@@ -240,7 +255,7 @@ class SubprocessBackend(HostLayered):
                 else b""
             ),
             "rlimits": [list(pair) for pair in spec.rlimits],
-            "affinity": [cpus[(first + i) % len(cpus)] for i in range(spec.cores)],
+            "affinity": [cpus[(first + i) % len(cpus)] for i in range(spec.cores)] or list(own),
             "watch": watch,
         }
 
@@ -251,6 +266,11 @@ class SubprocessBackend(HostLayered):
         self._swept = True
         run_directory.sweep()
         supervised.sweep(self.facts.cgroup if "cgroup" not in self.disabled else None)
+
+
+def _visible(spec: Spec) -> int:
+    """How many processors the program may use, with a control group or without."""
+    return spec.visible or spec.cores
 
 
 def _user(text: str) -> tuple[int, int]:

@@ -36,6 +36,7 @@ class Ended:
     survivors: int
     kill_seconds: float
     reason: str
+    left: int = 0  # processes when the program ended by itself, where no control group counts them
 
 
 class Watch:
@@ -57,14 +58,14 @@ class Watch:
         stdin: int | None,
         data: bytes,
         timeout: float,
-        output_cap: int,
+        captured: dict[str, HeadTail],
         report: Report,
         emit: Emit,
         cancel: Cancel,
         on_kill: Callable[[], None],
     ) -> None:
         self.run_id = run
-        self.captured = {"stdout": HeadTail(output_cap), "stderr": HeadTail(output_cap)}
+        self.captured = captured
         self.reason = ""
         self.ended: Ended | None = None
         self._control, self._frames = control, frames
@@ -203,7 +204,7 @@ class Watch:
             elif word == "failed":
                 raise self._failure(f"the sandbox could not be set up: {rest}")
             elif word == "exit":
-                status, cpu, peak, started, ended, survivors, kill, reason = rest.split()
+                status, cpu, peak, started, ended, survivors, kill, reason, left = rest.split()
                 self.ended = Ended(
                     wait_status=int(status),
                     cpu=float(cpu),
@@ -213,6 +214,7 @@ class Watch:
                     survivors=int(survivors),
                     kill_seconds=float(kill),
                     reason="" if reason == "-" else reason,
+                    left=int(left),
                 )
                 self._deadline = time.monotonic() + _DRAIN_SECONDS
         if not piece:

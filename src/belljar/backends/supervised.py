@@ -137,7 +137,7 @@ def watched(
         "stdin": streams.stdin,
         "data": request.stdin,
         "timeout": limits.timeout,
-        "output_cap": limits.output if "output_cap" in plan.spec.layers else outcome.NO_CAP,
+        "captured": outcome.captures(plan, capped="output_cap" in plan.spec.layers),
         "report": report,
         "emit": emit,
         "cancel": cancel,

@@ -20,13 +20,17 @@ class Ending:
     """What ended a run, from the host's side.
 
     `reason` is empty for a natural end, else why we killed it: timeout, cancelled, oom, pids, cpu,
-    disk, fuel. The counters come from the kernel; None where it does not count.
+    disk, fuel. The counters come from the kernel; None where it does not count. `disk_full` and
+    `processes_full` are measured when the program has ended: its disk is used up, and there are as
+    many processes as it may have.
     """
 
     wait_status: int
     reason: str = ""
     oom_kills: int = 0
     forks_refused: int | None = None
+    disk_full: bool = False
+    processes_full: bool = False
 
 
 @record
@@ -50,8 +54,13 @@ _KILLED_BY_US: dict[str, tuple[Status, Limit | None]] = {
 
 
 def judge(ending: Ending, report: Report) -> Verdict:
-    """The truthful status. The guest's own words (`report`) can only say which limit made it fail:
-    they never turn a failure into a success."""
+    """The truthful status. What the guest reports (`report`) says which limit may have made it
+    fail: it never turns a failure into a success, and names a limit only if the host confirms it.
+
+    A MemoryError is `oom` in any case, because an allocation that the kernel refuses is counted
+    nowhere; a warning says that nothing confirms it. Descriptors are counted nowhere either once
+    the process has ended: a program that reports that it has too many open has failed by itself.
+    """
     code, signal = _split(ending.wait_status)
     if ending.reason:
         status, limit = _KILLED_BY_US[ending.reason]
@@ -63,20 +72,43 @@ def judge(ending: Ending, report: Report) -> Verdict:
         return Verdict(status=Status.SUCCESS, exit_code=0, warnings=warnings)
 
     status, limit = Status.ERROR, None
-    hint = report.hint
-    if ending.oom_kills or hint.memory:
+    number, reports = report.hint.errno, says_disk(ending.wait_status, report)
+    unconfirmed = ""
+    if ending.oom_kills:
         status = Status.OOM
-    elif ending.forks_refused or (ending.forks_refused is None and hint.errno == errno.EAGAIN):
+    elif report.hint.memory:
+        status = Status.OOM
+        warnings = ("the program ended with MemoryError; the kernel ended nothing for it",)
+    elif ending.forks_refused:
         status, limit = Status.LIMIT, "pids"
-    elif hint.errno in (errno.EMFILE, errno.ENFILE):
-        status, limit = Status.LIMIT, "fds"
-    elif hint.errno in _FULL or signal == getattr(signals, "SIGXFSZ", -1):
+    elif number == errno.EAGAIN and ending.forks_refused is None:
+        if ending.processes_full:
+            status, limit = Status.LIMIT, "pids"
+        else:
+            unconfirmed = "processes"
+    elif number in (errno.EMFILE, errno.ENFILE):
+        unconfirmed = "open_files"
+    elif reports and ending.disk_full:
         status, limit = Status.LIMIT, "disk"
+    elif reports:
+        unconfirmed = "disk"
     elif signal == getattr(signals, "SIGXCPU", -1):
         status = Status.TIMEOUT
     elif signal == _SIGKILL:
         status = Status.KILLED
-    return Verdict(status=status, exit_code=code, signal=signal, limit_hit=limit)
+    if unconfirmed:
+        what = "SIGXFSZ" if number is None else f"{errno.errorcode[number]} ({os.strerror(number)})"
+        warnings = (
+            f"the program ended with {what}; nothing outside it confirms that it reached the limit"
+            f" `{unconfirmed}`",
+        )
+    return Verdict(status=status, exit_code=code, signal=signal, limit_hit=limit, warnings=warnings)
+
+
+def says_disk(wait_status: int, report: Report) -> bool:
+    """Whether the program ended as one does that is refused more disk: whether to measure it."""
+    _, signal = _split(wait_status)
+    return report.hint.errno in _FULL or signal == getattr(signals, "SIGXFSZ", -1)
 
 
 def _split(wait_status: int) -> tuple[int | None, int | None]:

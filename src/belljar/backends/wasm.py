@@ -36,7 +36,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from .. import collect, languages
-from ..capture import HeadTail
 from ..errors import BackendFailed, BackendUnavailable, RequestError
 from ..events import Emit
 from ..guest import protocol
@@ -46,7 +45,7 @@ from ..records import replace
 from ..report import Report, run_frame
 from ..types import Enforcement, GuestError, Request, Result
 from ..wasm import build, cache, engine
-from . import outcome, protect, wasm_plan, wasm_report
+from . import jail_plan, outcome, protect, wasm_plan, wasm_report
 from .base import Availability, Cancel, Plan
 from .fleet import Fleet
 from .layered import HostLayered
@@ -59,6 +58,7 @@ if TYPE_CHECKING:
     from ..linux.probe import HostFacts
 
 _TRAP_CODE = 134  # as a shell would say of a process that was aborted
+_ABOUT_DISK = frozenset({errno.EIO, errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
 _FULL = 1 << 16  # bytes left: the engine writes in pieces of that size
 _MOST_KNOWN = 64
 _NOT_ASKED = object()
@@ -158,7 +158,7 @@ class WasmBackend(HostLayered):
                 known = self._compiled[key] = self._compile(policy, request, language, library)
             report, spec = known
         self.hold(policy, report)
-        return self.planned(policy, request, report, spec)
+        return self.planned(jail_plan.with_disk(policy), request, report, spec)
 
     def _compile(
         self, policy: Policy, request: Request, language: str, library: cache.Library
@@ -179,11 +179,11 @@ class WasmBackend(HostLayered):
         assert isinstance(spec, Spec)
         report, shown = outcome.heard(plan, emit)
         order, before = _order(plan, spec)
-        cap = limits.output if "output_cap" in spec.layers else outcome.NO_CAP
-        captured = {"stdout": HeadTail(cap), "stderr": HeadTail(cap)}
+        captured = outcome.captures(plan, capped="output_cap" in spec.layers)
+        left: list[str] = []
         with ExitStack() as cleanup:
             if spec.guarded:
-                cleanup.enter_context(protect.placeholders(spec.guarded))
+                left = cleanup.enter_context(protect.placeholders(spec.guarded))
             worker = self._take(spec, cleanup)
             taken = time.monotonic()
             ended = worker.run(
@@ -197,12 +197,13 @@ class WasmBackend(HostLayered):
             )
             over = time.monotonic()
             found = collect.Collected()
+            full = False
             if spec.files:
-                _explain_full_disk(report, worker.jail.work)
+                full = _explain_full_disk(report, worker.jail.work)
                 found = collect.changed_files(worker.jail.work, before, request.outputs)
             result = outcome.of(
                 plan,
-                _ending(ended, worker),
+                replace(_ending(ended, worker), disk_full=full),
                 report,
                 captured,
                 wall=ended.ended - ended.started,
@@ -223,7 +224,8 @@ class WasmBackend(HostLayered):
             "collect": collected - over,
             "clean": time.monotonic() - collected,
         }
-        return replace(result, timings=timings, **_engine_words(result, ended))
+        result = replace(result, timings=timings, **_engine_words(result, ended))
+        return replace(result, warnings=(*result.warnings, *left)) if left else result
 
     def close(self) -> None:
         self._closed = True
@@ -280,7 +282,9 @@ def _order(plan: Plan, spec: Spec) -> tuple[dict[str, Any], dict[str, collect.St
         "USER": "user",
         **request.env,
     }
-    frame = run_frame(request, spec.file)[protocol.HEADER :].decode("utf-8")
+    frame = run_frame(request, spec.file, outcome.budgets_of(plan))[protocol.HEADER :].decode(
+        "utf-8"
+    )
     about = protocol.dumps({"env": env, "directory": root.WORK}).decode("utf-8")
     if not spec.files:
         files.clear()  # nobody could read them
@@ -312,12 +316,16 @@ def _ending(ended: Ended, worker: Worker) -> Ending:
     return Ending(wait_status=(ended.report["code"] & 0xFF) << 8, reason=reason)
 
 
-def _explain_full_disk(report: Report, work: int) -> None:
-    """WASI says "input/output error" for a full disk; whether it is full, the kernel knows."""
-    if report.hint.errno == errno.EIO:
-        room = os.fstatvfs(work)
-        if not room.f_favail or room.f_bavail * room.f_frsize < _FULL:
-            report.hint = replace(report.hint, errno=errno.ENOSPC)
+def _explain_full_disk(report: Report, work: int) -> bool:
+    """Whether the disk is full, asked only if the program says so or ended for want of something
+    that WASI calls "input/output error"."""
+    if report.hint.errno not in _ABOUT_DISK:
+        return False
+    room = os.fstatvfs(work)
+    full = not room.f_favail or room.f_bavail * room.f_frsize < _FULL
+    if full and report.hint.errno == errno.EIO:
+        report.hint = replace(report.hint, errno=errno.ENOSPC)
+    return full
 
 
 def _engine_words(result: Result, ended: Ended) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from ..linux import root
 from ..policy import Policy
 from ..types import Enforcement, Request
 from . import jail_plan, jail_report
-from .base import absent, best_effort, enforced
+from .base import absent, best_effort, enforced, kept_by_host
 from .wasm_plan import jailed_policy
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def enforcement(
         "cpus": jail["cpus"],
         "processes": also("processes", "WebAssembly has no processes and no threads"),
         "disk": jail["disk"],
-        "output": jail["output"],
+        **kept_by_host(active),
         "open_files": jail["open_files"],
         "network": _network(policy, jail["network"]),
         "filesystem": _filesystem(policy, jail["filesystem"]),

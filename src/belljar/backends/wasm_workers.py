@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ..capture import HeadTail
 from ..errors import BackendFailed, Partial
 from ..events import Emit, Output
+from ..guest import protocol
 from ..linux import root
 from ..records import record
 from ..report import Report
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 # The worker's own frames: see wasm/worker.py, which cannot be imported without the engine.
 DONE, READY = 0x10, 0x11
 _HEADER = 5
-_MAX_FRAME = 33 << 20
+_MAX_FRAME = protocol.MAX_FRAME + (1 << 20)
 _PIECE = 1 << 18
 _START_SECONDS = 60.0
 _KILL_SECONDS = 10.0
@@ -80,8 +81,8 @@ class Worker:
         """Start it. BackendFailed if that does not succeed; what it said is in the message."""
         house = self.house
         try:
-            self._send(marshal.dumps({"argv": house.argv, "frames": True, "env": _ENVIRONMENT,
-                                      "files": ()}))  # fmt: skip
+            start = {"argv": house.argv, "frames": True, "env": _ENVIRONMENT, "files": ()}
+            self._send(marshal.dumps({**start, "cores": ()}))
             self._send(
                 marshal.dumps({
                     "language": house.language,
@@ -341,7 +342,7 @@ class _Following:
                 retryable=True,
                 partial=self._partial(),
             )
-        status, cpu, peak, _, _, _, _, reason = rest
+        status, cpu, peak, _, _, _, _, reason, _ = rest
         return Ended(
             report=None,
             reason=self._reason or ("" if reason == "-" else reason),

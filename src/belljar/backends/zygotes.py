@@ -7,7 +7,6 @@ runs ask for. Everything here is called from many threads.
 from __future__ import annotations
 
 import _socket as socket  # the bare one: what else `socket` has takes milliseconds to import
-import array
 import itertools
 import marshal
 import os
@@ -258,15 +257,16 @@ class Zygote:
             if slot.group is not None:
                 slot.group.renew(processes)
             return slot
+        from ..linux import in_flight
+
         grouped = "cgroup" in self.outer.layers and self.facts.cgroup is not None
         group = self._group(shelf.shape, processes) if grouped else None
         orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         fds = [os.open(path, os.O_WRONLY) for path in (group.procs if group is not None else ())]
         slot = Slot(next(self._numbers), group, orders)
         shelf.slots[slot.number] = slot
-        passed = array.array("i", [theirs.fileno(), shelf.theirs.fileno(), *fds])
         try:
-            self._control.sendmsg([b"slot"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
+            in_flight.send(self._control, b"slot", [theirs.fileno(), shelf.theirs.fileno(), *fds])
         except OSError as error:
             raise ZygoteDied(f"the jail's zygote died: {error}", retryable=True) from error
         finally:

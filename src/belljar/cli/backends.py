@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     with closing(running.open_engine(args)) as engine:
         reports = doctor.backend_reports(engine)
-        chosen = engine.settings.backend
+        chosen = engine.settings.found_backend or engine.settings.backend
         level = engine.settings.level
     if args.json:
         print_json({"backends": [report.to_dict() for report in reports], "default": chosen})

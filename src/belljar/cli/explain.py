@@ -59,6 +59,10 @@ def _plain(found: Explanation, wanted: Request) -> dict[str, Any]:
         "backend": found.backend,
         "reason": found.reason,
         "fix": found.fix,
+        "refused": found.refused,
+        "modules": None
+        if found.policy is None or found.policy.modules.allow is None
+        else sorted(found.policy.modules.allow),
         "program": _facts(wanted),
         "others": [
             {
@@ -76,9 +80,12 @@ def _plain(found: Explanation, wanted: Request) -> dict[str, Any]:
 def _show(found: Explanation, wanted: Request) -> None:
     facts = _facts(wanted)
     rows = [("backend", found.backend or "none"), ("reason", found.reason)]
-    if found.fix:
-        rows.append(("fix", found.fix))
+    fix = summary.lint_fix(found.policy) if found.refused else found.fix
+    if fix:
+        rows.append(("fix", fix))
     rows.append(("language", facts["language"]))
+    if found.policy is not None and "imports" in facts:
+        rows.append(("modules", summary.modules_text(found.policy)))
     if "imports" in facts:
         rows.append(("imports", ", ".join(facts["imports"]) or "nothing"))
     if facts.get("unreadable"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from ..errors import (
     BackendUnavailable,
     BelljarError,
@@ -9,6 +11,7 @@ from ..errors import (
     LanguageUnknown,
     PolicyUnenforceable,
 )
+from ..policy_fields import LIMITS
 from . import terminal
 
 
@@ -30,8 +33,19 @@ def report(error: Exception, *, as_json: bool) -> int:
         except BelljarError:  # stdout itself is what failed
             as_json = False
     if not as_json:
-        terminal.complain(told.message, told.fix)
+        terminal.complain(told.message, _as_flags(told.fix))
     return exit_code(told)
+
+
+_FLAGS = (*LIMITS, "level", "backend", "modules", "network")
+_KEYWORD = re.compile(r"\b(" + "|".join(_FLAGS) + r')="?([\w.]+)"?')
+
+
+def _as_flags(fix: str | None) -> str | None:
+    """A fix for a call, `memory="2G"`, as one for the command line, `--memory 2G`."""
+    if fix is None:
+        return None
+    return _KEYWORD.sub(lambda found: f"--{found[1].replace('_', '-')} {found[2]}", fix)
 
 
 def _bug(error: Exception) -> BelljarError:

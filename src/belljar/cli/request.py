@@ -23,7 +23,12 @@ _LIMIT_HELP = {
     "cpus": ("N", "processors, fractions allowed"),
     "processes": ("N", "processes and threads"),
     "disk": ("SIZE", "bytes in the work directory"),
-    "output": ("SIZE", "bytes kept of stdout and of stderr; the rest is dropped"),
+    "output": (
+        "SIZE",
+        "bytes of stdout and of stderr that --json and a terminal show; a pipe or file gets all",
+    ),
+    "value": ("SIZE", "memory for the value that comes back, at most 64M"),
+    "displays": ("SIZE", "memory for all displays together"),
     "open_files": ("N", "open files of a process"),
     "fuel": ("N", "instructions, where the backend counts them"),
 }
@@ -37,6 +42,11 @@ def add_arguments(parser: Parser) -> None:
     where.add_argument("--level", metavar="LEVEL", help="permissive, standard or strict")
     where.add_argument(
         "--min-isolation", metavar="RUNG", help="refuse weaker backends: process, jail, wasm, vm..."
+    )
+    where.add_argument(
+        "--no-fallback",
+        action="store_true",
+        help="refuse to run if the backend that is named is missing",
     )
     where.add_argument(
         "--require", metavar="NAME,NAME", help="Python libraries that must be there to import"
@@ -117,6 +127,7 @@ def common_fields(args: argparse.Namespace, *, code_from_stdin: bool = False) ->
         "image": args.image,
         "require_libraries": [name for name in (args.require or "").split(",") if name],
         "retry": args.retry,
+        "fallback": not args.no_fallback,
     }
 
 

@@ -71,6 +71,7 @@ def reader(args: argparse.Namespace) -> Callable[[Settings], Request]:
             language=args.lang or _language(file, code, settings),
             args=(*args.arg, *words),
             python=args.python,
+            filename=file if file != "-" else None,
             settings=settings,
             **request.common_fields(args, code_from_stdin=file == "-"),
         )

@@ -19,11 +19,12 @@ from ..config import Settings
 from ..engine import Engine
 from ..errors import BelljarError
 from ..policy import Policy
+from ..records import replace
 from ..types import Request, Result, Status
-from . import outputs, request, summary, terminal
+from ..units import human_size
+from . import outputs, request, stream, summary, terminal
 from .arguments import UsageError
 from .failures import print_json
-from .stream import GuestOutput
 
 _SIGNALS = tuple(
     number
@@ -54,7 +55,13 @@ def execute(args: argparse.Namespace, build: Callable[[Settings], Request]) -> i
             summary.frame(engine.plan(wanted, **asked))
 
         with Cancel() as cancel:
-            output = GuestOutput(raw=args.raw, on_broken=cancel.set)
+            output = stream.GuestOutput(
+                raw=args.raw, on_broken=cancel.set, most=stream.MOST_PASSED_ON
+            )
+            if not args.json and not (
+                terminal.is_terminal(sys.stdout) and terminal.is_terminal(sys.stderr)
+            ):  # one byte more than is passed on, so that it is known that there was more
+                wanted = replace(wanted, stream_cap=stream.MOST_PASSED_ON + 1)
             received: list[int] = []
             try:
                 with _signals_cancel(cancel) as received:
@@ -68,13 +75,32 @@ def execute(args: argparse.Namespace, build: Callable[[Settings], Request]) -> i
             return _output_failed(output.failure)
 
         if args.json:
-            print_json(result.to_dict())
+            print_json(_as_json(result))
         else:
             if output.mid_line and not args.quiet:
                 terminal.say("")
-            _conclude(result, engine, wanted, asked, args, cancelled=bool(received))
-        status = 128 + received[0] if received else summary.exit_code(result)
+            _conclude(
+                result,
+                engine,
+                wanted,
+                asked,
+                args,
+                cancelled=bool(received),
+                overflowed=output.overflowed,
+            )
+        status = summary.exit_code(result) if output.overflowed is None else 137
+        if received:
+            status = 128 + received[0]
         return _deliver_files(result, args, talkative=talkative) or status
+
+
+def _as_json(result: Result) -> dict[str, Any]:
+    """The result as strict JSON, without its value if that has no form in it."""
+    try:
+        return result.to_dict()
+    except (ValueError, TypeError, RecursionError) as problem:
+        lost = f"the value was dropped: it has no form in JSON ({problem})"
+        return replace(result, value=None, warnings=(*result.warnings, lost)).to_dict()
 
 
 def _conclude(
@@ -85,12 +111,19 @@ def _conclude(
     args: argparse.Namespace,
     *,
     cancelled: bool,
+    overflowed: str | None,
 ) -> None:
     talkative = terminal.is_terminal(sys.stderr)
     if not args.quiet:
         for warning in result.warnings:
             terminal.complain(f"warning: {warning}", colour="yellow")
-    if result.status not in (Status.SUCCESS, Status.ERROR) or result.signal is not None:
+    if overflowed is not None:
+        terminal.complain(
+            f"output: the program wrote more than {human_size(stream.MOST_PASSED_ON)} to"
+            f" {overflowed}, which is the most that is passed on; it was ended",
+            "let it write to a file in a directory shown with --mount DIR:out:rw",
+        )
+    elif result.status not in (Status.SUCCESS, Status.ERROR) or result.signal is not None:
         summary.trouble(
             result,
             _policy(engine, wanted, asked),
@@ -98,7 +131,7 @@ def _conclude(
             cancelled=cancelled,
         )
     if talkative and not args.quiet:
-        summary.completion(result)
+        summary.completion(result, whole=wanted.stream_cap > 0)
 
 
 def _policy(engine: Engine, wanted: Request, asked: dict[str, Any]) -> Policy | None:

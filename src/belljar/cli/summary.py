@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 
 from ..backends.base import Plan
-from ..policy import Ceiling, Policy
+from ..explanation import limit_text, signal_text
+from ..policy import Ceiling, Limits, Policy
+from ..presentation import value_text
+from ..records import names
 from ..types import Enforcement, Result, Status
 from ..units import human_size
 from . import terminal
 from .terminal import paint, visible
 
-# limit_hit, or the status itself -> the policy field behind it and what to call it.
+# limit_hit -> the policy field behind it.
 _FIELDS = {
-    "timeout": ("timeout", "ran longer than"),
-    "oom": ("memory", "needed more memory than"),
-    "fuel_exhausted": ("fuel", "used more fuel than"),
-    "pids": ("processes", "needed more processes than"),
-    "disk": ("disk", "wrote more to disk than"),
-    "fds": ("open_files", "opened more files than"),
-    "output": ("output", "printed more than"),
+    "timeout": "timeout",
+    "memory": "memory",
+    "fuel": "fuel",
+    "pids": "processes",
+    "disk": "disk",
+    "fds": "open_files",
+    "output": "output",
 }
 
 
@@ -42,17 +44,6 @@ def exit_code(result: Result) -> int:
     return 137
 
 
-def limit_value(policy: Policy, name: str) -> str:
-    """A limit as people write it."""
-    value = getattr(policy.limits, name)
-    match name:
-        case "memory" | "disk" | "output":
-            return human_size(value)
-        case "timeout":
-            return f"{value:g} s"
-    return f"{value:g}"
-
-
 def network_text(policy: Policy) -> str:
     network = policy.network
     return network.mode if network.mode != "hosts" else ", ".join(network.allow)
@@ -62,7 +53,7 @@ def frame(plan: Plan) -> None:
     """The summary before a run: where it runs and what it may use."""
     policy = plan.policy
     limits = " · ".join(
-        f"{label} {limit_value(policy, name)}"
+        f"{label} {limit_text(policy, name)}"
         for label, name in (
             ("time", "timeout"),
             ("memory", "memory"),
@@ -81,8 +72,8 @@ def frame(plan: Plan) -> None:
         terminal.say(paint(f"{corner} {_plain(visible(line))}", "dim"))
 
 
-def completion(result: Result) -> None:
-    """The line after a run: how it ended and what it cost."""
+def completion(result: Result, *, whole: bool) -> None:
+    """The line after a run: how it ended and what it cost. `whole`: all of its output was shown."""
     usage = result.usage
     parts = [result.status.value, f"{usage.wall:.2f} s"]
     if usage.cpu is not None:
@@ -90,10 +81,10 @@ def completion(result: Result) -> None:
     if usage.peak_memory is not None:
         parts.append(f"memory peak {human_size(usage.peak_memory)}")
     if result.signal is not None:
-        parts.append(signal_name(result.signal))
+        parts.append(signal_text(result.signal))
     elif result.exit_code is not None:
         parts.append(f"exit {result.exit_code}")
-    if result.truncated:
+    if result.truncated and not whole:
         parts.append("output truncated")
     if result.displays:
         parts.append(f"{len(result.displays)} displays, see --json")
@@ -101,36 +92,58 @@ def completion(result: Result) -> None:
     colour = "green" if result.success else "red"
     terminal.say(paint(f"{dashes} {_plain(visible(' · '.join(parts)))}", colour))
     if result.value is not None:
-        terminal.say(f"   value: {visible(_shortened(repr(result.value)))}")
+        terminal.say(f"   value: {visible(_shortened(value_text(result.value)))}")
 
 
 def trouble(
     result: Result, policy: Policy | None, ceiling: Ceiling, *, cancelled: bool = False
 ) -> None:
     """What went wrong and how to go on, for every end but success and the program's own failure."""
-    field, verb = _FIELDS.get(result.limit_hit or result.status.value, (None, ""))
+    field = _FIELDS.get(result.limit_hit or "")
     if cancelled:
         terminal.complain("cancelled; the program was ended")
     elif result.kill is not None and result.kill.reason == "cpu":
-        complaint = "timeout: the program used up the processor time of its cpus and timeout"
-        terminal.complain(complaint, "allow more with --cpus or --timeout")
+        terminal.complain(f"timeout: {_told(result)}", "allow more with --cpus or --timeout")
     elif field is not None:
-        bound = f"its {field} limit"
         fix = f"allow more with --{field.replace('_', '-')}"
         if policy is not None:
-            bound = limit_value(policy, field)
             fix += f" {_more(policy, field)}"
             if getattr(policy.limits, field) == getattr(ceiling, field):
                 fix = f"only the operator can allow more: ceiling.{field} in `belljar settings`"
-        name = result.limit_hit or result.status.value
-        terminal.complain(f"{name}: the program {verb} {bound}", fix)
+        terminal.complain(f"{result.limit_hit}: {_told(result)}", fix)
     elif result.status is Status.REFUSED:
+        from .. import lint  # late: most runs are not refused, and it imports a parser
+
         why = result.error.message if result.error else "the program was refused before it ran"
-        terminal.complain(f"refused: {why}", "change the program, or allow it with --modules")
-    elif result.status is Status.KILLED:
-        terminal.complain("killed: the program was ended from outside")
-    elif result.signal is not None:
-        terminal.complain(f"the program died of {signal_name(result.signal)}")
+        terminal.complain(f"refused: {lint.without_fix(why)}", lint_fix(policy))
+    elif result.status is Status.KILLED or result.signal is not None or _hinted(result):
+        name = "killed" if result.status is Status.KILLED else "error"
+        terminal.complain(f"{name}: {_told(result)}")
+
+
+def _told(result: Result) -> str:
+    """The result's explanation, as the end of a sentence."""
+    text = result.explanation
+    return text[:1].lower() + text[1:].removesuffix(".")
+
+
+def _hinted(result: Result) -> bool:
+    """Whether the explanation says more than the program has printed itself."""
+    return result.error is not None and ". " in result.explanation
+
+
+def lint_fix(policy: Policy | None) -> str:
+    """How to let more imports through, as flags."""
+    allowed = () if policy is None or policy.modules.allow is None else policy.modules.allow
+    more = ",".join((*sorted(allowed), "NAME"))
+    return f"allow more with --modules {more}, or everything with --modules any"
+
+
+def modules_text(policy: Policy) -> str:
+    modules = policy.modules
+    allowed = "any" if modules.allow is None else ", ".join(sorted(modules.allow)) or "none"
+    denied = f" but {', '.join(modules.deny)}" if modules.deny else ""
+    return f"{allowed}{denied}"
 
 
 def explain(plan: Plan) -> str:
@@ -140,10 +153,9 @@ def explain(plan: Plan) -> str:
         ("backend", f"{plan.backend} (isolation {plan.isolation.value})"),
         ("level", f"{policy.level} (isolation at least {policy.min_isolation.value})"),
     ]
-    for name in ("timeout", "memory", "cpus", "processes", "disk", "output", "open_files"):
-        rows.append((name, limit_value(policy, name)))
+    rows += [(name, limit_text(policy, name)) for name in names(Limits) if name != "fuel"]
     if policy.limits.fuel is not None:
-        rows.append(("fuel", limit_value(policy, "fuel")))
+        rows.append(("fuel", limit_text(policy, "fuel")))
     rows.append(("network", network_text(policy)))
     files = policy.filesystem
     for name in ("read_only", "read_write", "hidden"):
@@ -152,12 +164,15 @@ def explain(plan: Plan) -> str:
     for mount in plan.request.mounts:
         bare = "" if mount.protect else ", unprotected"
         rows.append(("mount", f"{mount.src} at {mount.dst} ({mount.mode}{bare})"))
-    modules = policy.modules
-    allowed = "any" if modules.allow is None else ", ".join(modules.allow) or "none"
-    denied = f" but {', '.join(modules.deny)}" if modules.deny else ""
-    rows.append(("modules", allowed + denied))
+    rows.append(("modules", modules_text(policy)))
     text = visible(table(rows)) + "\n\n" + enforcement_table(plan.enforcement)
-    return text + "".join(f"\nwarning: {visible(warning)}" for warning in plan.warnings)
+    from .. import lint
+
+    warnings = []
+    for warning in plan.warnings:
+        said = lint.without_fix(warning)
+        warnings.append(warning if said == warning else f"{said}\nfix: {lint_fix(policy)}")
+    return text + "".join(f"\nwarning: {visible(warning)}" for warning in warnings)
 
 
 def enforcement_table(report: Mapping[str, Enforcement]) -> str:
@@ -175,17 +190,10 @@ def table(rows: Sequence[tuple[str, ...]]) -> str:
     )
 
 
-def signal_name(number: int) -> str:
-    try:
-        return f"{signal.Signals(number).name} (signal {number})"
-    except ValueError:
-        return f"signal {number}"
-
-
 def _more(policy: Policy, name: str) -> str:
     doubled = 2 * getattr(policy.limits, name)
     match name:
-        case "memory" | "disk" | "output":
+        case "memory" | "disk" | "output" | "value" | "displays":
             return human_size(doubled).replace(" ", "").replace("iB", "")
         case "timeout":
             return f"{doubled:g}s"

@@ -11,10 +11,13 @@ the host. A packet is one byte of kind, four bytes of big-endian length, and the
                     EXIT (what the kernel said), LISTED and DATA (changed files), DONE
 
 Who can forge what: the program is a child of ours with pipes of its own. It never has descriptors 0
-and 1 of this process, and cannot take them: we are not dumpable, so /proc/1 is closed to it, and
-as pid 1 we get no signal that we do not handle. What it writes arrives as STDOUT, STDERR or FRAMES,
-whatever it says. When the program ends, everybody else in here is killed and waited for; EXIT is
-said when no child is left. If the stream from the host ends, so do we, and with us the sandbox.
+and 1 of this process, and cannot take them. On Linux we are not dumpable, so /proc/1 is closed to
+it, pid 1 gets no signal that it does not handle, and the seccomp profile lets a process change the
+limits, priority and cores of itself only. In gVisor, which has none of these three, the program is
+another user. READY says whether a process like the program reached us (`agent_identity.trial`).
+What the program writes arrives as STDOUT, STDERR or FRAMES, whatever it says. When it ends,
+everybody else in here is killed and waited for; EXIT is said when no child is left. If the stream
+from the host ends, so do we, and with us the sandbox.
 """
 
 from __future__ import annotations
@@ -24,10 +27,12 @@ import marshal
 import os
 import select
 import signal
+import sys
 import time
 
 from . import agent_facts, agent_files, protocol
-from .agent_guest import Refused, be_guest, find, handle_all, seal
+from .agent_guest import Refused, be_guest, find, handle_all
+from .agent_identity import Identity, seal, trial
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,8 +47,8 @@ FROM_AGENT = frozenset(
 )  # fmt: skip
 MAX_PACKET = 1 << 20
 
-# How we end if the host was gone before there was a program: nothing of it can have been seen.
-NOT_STARTED = 119
+# How we end if the host was gone, or we failed, before there was a program: nothing of it ran.
+NOT_STARTED, FAILED_EARLY = 119, 118
 _PIECE = 1 << 16
 _OVERTIME = 60.0  # past the program's time: the host should have ended it, and is gone or stuck
 
@@ -52,31 +57,43 @@ class Left(Exception):
     """The host is gone."""
 
 
-def main(idle: float) -> None:
-    """Serve one program. Returns only in the child that is to be the program's interpreter."""
+def main(idle: float, ids: tuple[int, int] | None) -> None:
+    """Serve one program. Returns only in the child that is to be the program's interpreter.
+
+    `ids` are the guest's user and group where it is to be another user than the agent.
+    """
     # As pid 1 we would get none of them; but gVisor gives pid 1 what it gives everybody.
     handle_all(signal.SIG_IGN)
     sealed = seal(False)
     host, started = Host(), False
     try:
-        host.say(READY, protocol.dumps(agent_facts.facts(sealed)))
+        identity = Identity(ids)
+        host.say(READY, protocol.dumps(trial(identity, sealed)))
         _warm_up()
         start = host.start(time.monotonic() + idle)
-        before = host.files(start)
+        with identity:
+            before = host.files(start)
         group = agent_facts.Group()
         started = True
-        program = Program(start, host)
+        program = Program(start, host, identity)
         if program.child:
             return
         end = program.until_gone()
-        host.say(EXIT, protocol.dumps({**end, **group.spent()}))
-        warnings = agent_files.send_changed(start["collect"], before, host.say, LISTED, DATA)
-        host.say(DONE, protocol.dumps({"warnings": warnings}))
+        full = agent_facts.disk_full(start["work"])
+        host.say(EXIT, protocol.dumps({**end, **group.spent(), "disk_full": full}))
+        with identity:  # the only one left with this user's rights is us
+            warnings = agent_files.send_changed(start["collect"], before, host.say, LISTED, DATA)
+        host.say(DONE, protocol.dumps({"warnings": agent_files.few(warnings)}))
     except Left:
         os._exit(0 if started else NOT_STARTED)
     except Refused as refused:
         host.say(FAILED, protocol.dumps({"kind": refused.kind, "problem": str(refused)}))
         os._exit(125)
+    except Exception:
+        if started:
+            raise
+        sys.excepthook(*sys.exc_info())
+        os._exit(FAILED_EARLY)
     status = os.waitstatus_to_exitcode(end["status"])
     os._exit(status if status >= 0 else 128 - status)
 
@@ -181,16 +198,17 @@ class Host:
 class Program:
     """The guest: a child of ours, its pipes, and what flows through them."""
 
-    def __init__(self, start: dict[str, Any], host: Host) -> None:
+    def __init__(self, start: dict[str, Any], host: Host, identity: Identity) -> None:
         self._host = host
         self._deadline = time.monotonic() + start["timeout"] + _OVERTIME
         self._executable = find(start["argv"], start["env"]) if start["argv"] else ""
-        stdin, self._stdin = os.pipe()
-        self._stdout, stdout = os.pipe()
-        self._stderr, stderr = os.pipe()
-        # Not a socket: what comes with a message, and its end, could keep us waiting.
-        program, self._program = os.pipe()
-        self._frames, frames = os.pipe()
+        with identity:  # programs open /dev/stdout, which is its owner's to open
+            stdin, self._stdin = os.pipe()
+            self._stdout, stdout = os.pipe()
+            self._stderr, stderr = os.pipe()
+            # Not a socket: what comes with a message, and its end, could keep us waiting.
+            program, self._program = os.pipe()
+            self._frames, frames = os.pipe()
         self._wake, wake = os.pipe()
         for fd in (self._wake, wake):
             os.set_blocking(fd, False)
@@ -203,7 +221,8 @@ class Program:
         self.child = pid == 0
         if self.child:
             try:
-                be_guest(start, (stdin, stdout, stderr, program, frames), self._executable)
+                own = (stdin, stdout, stderr, program, frames)
+                be_guest(start, own, self._executable, identity)
             except BaseException as error:
                 os.write(2, f"belljar: {type(error).__name__}: {error}\n".encode())
                 os._exit(120)

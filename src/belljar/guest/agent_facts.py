@@ -10,20 +10,19 @@ if TYPE_CHECKING:
     from typing import Any
 
 _CONTROLS = "/sys/fs/cgroup"
+_CAPABILITIES = ("CapEff", "CapPrm", "CapInh", "CapBnd")
 
 
-def facts(sealed: bool) -> dict[str, Any]:
-    """Our cage as the kernel describes it; the host compares that with what it ordered."""
+def facts() -> dict[str, Any]:
+    """The cage of this process as the kernel describes it; the host compares it with its order."""
     status = dict(
         line.split(":\t", 1) for line in _text("/proc/self/status").splitlines() if ":\t" in line
     )
     net = [line.split(":")[0].strip() for line in _text("/proc/net/dev").splitlines()[2:]]
     return {
         "python": sys.version.split()[0],
-        "pid": os.getpid(),
         "uid": os.getuid(),
-        "sealed": sealed,
-        "capabilities": max(int(status.get(name, "0"), 16) for name in ("CapEff", "CapBnd")),
+        "capabilities": max(int(status.get(name, "0"), 16) for name in _CAPABILITIES),
         "no_new_privileges": status.get("NoNewPrivs") == "1",
         "seccomp": status.get("Seccomp") == "2",
         "read_only": _read_only(),
@@ -50,6 +49,19 @@ def _text(path: str) -> str:
         return ""
 
 
+def disk_full(work: str) -> bool:
+    """Whether one of the memory file systems that a program can write to is used up."""
+    for directory in (work, "/tmp", "/dev/shm"):
+        try:
+            room = os.statvfs(directory)
+        except OSError:
+            continue
+        bytes_gone = room.f_blocks and room.f_bfree <= room.f_blocks // 16
+        if bytes_gone or (room.f_files and room.f_ffree <= room.f_files // 64):
+            return True
+    return False
+
+
 class Group:
     """Our control group as it is shown in here, version 1 or 2; and what was spent since."""
 
@@ -72,7 +84,10 @@ class Group:
         cpus = None
         if quota.isdigit() and period.isdigit() and int(period):
             cpus = int(quota) / int(period)
-        return {"memory": memory, "swap": swap, "pids": pids, "cpus": cpus}
+        found = {"memory": memory, "swap": swap, "pids": pids, "cpus": cpus}
+        if not self._two:  # version 2 counts them as memory
+            found["sockets"] = self._number("memory/memory.kmem.tcp.limit_in_bytes")
+        return found
 
     def spent(self) -> dict[str, Any]:
         """What the kernel counted since this object was made; nothing where it does not count."""

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _REGULAR = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 _PIECE = 1 << 18
+# All warnings go in one packet, and names in them are as long and as many as a program likes.
+_MOST_WARNINGS, _MOST_CHARACTERS = 20, 200
 
 
 def send_changed(
@@ -41,7 +43,7 @@ def send_changed(
         if before.get(path) == (info.st_mtime_ns, info.st_size):
             continue
         if found >= bounds["files"]:
-            warnings.append(f"only the first {found} changed files are listed")
+            warnings.insert(0, f"only the first {found} changed files are listed")
             break
         found += 1
         wanted = any(_matches(os.fsdecode(path), glob) for glob in bounds["outputs"])
@@ -59,8 +61,17 @@ def send_changed(
             budget -= sent
             cut = cut or sent < info.st_size
     if cut:
-        warnings.append(f"collected files were cut at {bounds['bytes'] >> 20} MiB in all")
+        warnings.insert(0, f"collected files were cut at {bounds['bytes'] >> 20} MiB in all")
     return warnings
+
+
+def few(warnings: list[str]) -> list[str]:
+    """The first of them, each cut, and how many there were besides."""
+    most = _MOST_CHARACTERS
+    shown = [each if len(each) <= most else f"{each[: most - 3]}..." for each in warnings]
+    if len(shown) > _MOST_WARNINGS:
+        shown[_MOST_WARNINGS:] = [f"and {len(shown) - _MOST_WARNINGS} more warnings about files"]
+    return shown
 
 
 def _send(fd: int, budget: int, say: Say, data: int) -> int:
@@ -80,7 +91,9 @@ def _matches(path: str, glob: str) -> bool:
 
 
 def _shown(path: bytes) -> str:
-    return repr(protocol.clean(os.fsdecode(path)))
+    name = protocol.clean(os.fsdecode(path))
+    # Its middle is left out rather than what is the matter with it.
+    return repr(name if len(name) <= 120 else f"{name[:50]}...{name[-60:]}")
 
 
 def _open(name: bytes, parent: int | None, flags: int) -> int:
@@ -111,7 +124,9 @@ def _walk(
         with os.scandir(parent) as entries:
             for entry in entries:
                 if time.monotonic() > deadline:
-                    warn(f"listing files stopped after {bounds['seconds']:.0f} s")
+                    late = f"listing files stopped after {bounds['seconds']:.0f} s"
+                    if late not in warnings:
+                        warnings.insert(0, late)
                     return
                 name = os.fsencode(entry.name)
                 try:

@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-_PR_SET_DUMPABLE, _PR_GET_DUMPABLE = 4, 3
+    from .agent_identity import Identity
 
 
 class Refused(Exception):
@@ -31,14 +31,16 @@ def find(argv: list[str], env: dict[str, str]) -> str:
     return path
 
 
-def be_guest(start: dict[str, Any], own: tuple[int, ...], executable: str) -> None:
+def be_guest(
+    start: dict[str, Any], own: tuple[int, ...], executable: str, identity: Identity
+) -> None:
     """In the child: what the program may not have is given up; then it is the program's turn."""
     signal.set_wakeup_fd(-1)
     os.setsid()
     for number, fd in enumerate([fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for fd in own]):
         os.dup2(fd, number, inheritable=number < 3)
     os.closerange(5, 256)
-    seal(True)
+    identity.assume()
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")  # the first to go when memory is used up, never pid 1
@@ -75,15 +77,3 @@ def _execute(executable: str, argv: list[str], env: dict[str, str]) -> NoReturn:
     except OSError as error:
         os.write(2, f"belljar: {argv[0]}: {error.strerror}\n".encode())
     os._exit(127)
-
-
-def seal(dumpable: bool) -> bool:
-    """Whether /proc/<us> is closed to processes of the same user, asked of the kernel."""
-    try:
-        import ctypes
-
-        libc = ctypes.CDLL(None)
-        libc.prctl(_PR_SET_DUMPABLE, int(dumpable), 0, 0, 0)
-        return bool(libc.prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0) == int(dumpable))
-    except (ImportError, OSError, AttributeError):
-        return False

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from .failures import cut
-from .protocol import clean, dumps
+from .protocol import NODE, clean, dumps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 MAX_DISPLAYS = 100
 MAX_PLAIN = 16 << 10
 MAX_RICH = 8 << 20
+# For all of a program's displays together, where no other limit is known.
+MAX_SHOWN = 16 << 20
 _MAX_BUNDLE = 16 << 20
-_MAX_TYPES = 20
+MAX_TYPES = 20
 
 _METHODS = (
     ("_repr_html_", "text/html"),
@@ -38,10 +40,17 @@ def bundle(obj: object) -> dict[str, str]:
     room = _MAX_BUNDLE
     for mime, content in _representations(obj).items():
         text = _text(mime, content)
-        if text is not None and len(text) <= room and len(shown) < _MAX_TYPES:
+        if text is not None and len(text) <= room and len(shown) < MAX_TYPES:
             shown[mime] = text
             room -= len(text)
     return shown
+
+
+def cost(shown: dict[str, str]) -> int:
+    """What a bundle takes of the budget for displays: memory for its text, and NODE for each."""
+    from .values import text_size
+
+    return NODE + sum(2 * NODE + len(mime) + text_size(text) for mime, text in shown.items())
 
 
 def plain(obj: object) -> str:
@@ -91,7 +100,7 @@ def _representations(obj: object) -> dict[Any, Any]:
     if type(several) is tuple and several:
         several = several[0]
     if type(several) is dict:
-        found.update(list(several.items())[:_MAX_TYPES])
+        found.update(list(several.items())[:MAX_TYPES])
     return found
 
 

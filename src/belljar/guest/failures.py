@@ -41,9 +41,34 @@ def describe(
         number = OSError.__dict__["errno"].__get__(error)
         if type(number) is int and 0 < number < 4096:
             wire["errno"] = number
+        if note := _hint(number, wire["message"], trace):
+            wire["traceback"] += f"belljar: {note}\n"
     elif kind is RuntimeError and wire["message"] == "can't start new thread":
         wire["errno"] = errno.EAGAIN  # which CPython had in its hand and did not pass on
     return wire
+
+
+# Where other sandboxes and notebooks have files written.
+_ELSEWHERE = (
+    r"(?<![\w./])/(?:mnt/data|home/\w+|workspace|workdir|app|data|outputs?|content|kaggle/working)"
+    r"(?=/|'|\"|$)"
+)
+_REFUSED = (
+    None, errno.ENOENT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR,
+)  # fmt: skip
+
+
+def _hint(number: object, message: str, trace: TracebackType | None) -> str:
+    """What an error that programs often meet means in a sandbox; mostly nothing."""
+    if number in _REFUSED and _stdlib("re").search(_ELSEWHERE, message):
+        return f"files are kept in {work or 'the working directory'} only: give no other path"
+    where = ""
+    while trace is not None:
+        where = trace.tb_frame.f_code.co_filename
+        trace = trace.tb_next
+    if number == errno.EACCES and where.endswith("multiprocessing/synchronize.py"):
+        return "there is no memory here for processes to share: use threads, or the jail backend"
+    return ""
 
 
 def type_name(kind: type) -> str:
@@ -96,10 +121,15 @@ def _long(
     return cut("".join(report.format()), MAX_TRACEBACK)
 
 
+# The directories that modules of the program's own are imported from, and where it started.
+of_program: set[str] = set()
+work = ""
+
+
 def _stdlib(name: str) -> Any:
     """Import a module of the standard library, not a file of the program's of the same name."""
     path = sys.path
-    sys.path = [entry for entry in path if entry]
+    sys.path = [entry for entry in path if entry and entry not in of_program]
     try:
         return __import__(name)
     finally:

@@ -4,7 +4,7 @@ A frame is one byte of kind, four bytes of big-endian length, and that many byte
 descriptor carries them both ways, and one live interpreter may answer many RUN frames:
 
     host -> guest   RUN (a program), RETURN (answer to CALL), INTERRUPT, CLOSE
-    guest -> host   READY, then per RUN any of DISPLAY, VALUE, ERROR, then END
+    guest -> host   READY, then per RUN any of DISPLAY, VALUE, ERROR, DROPPED, then END
                     (OUTPUT, CALL, RETURN and INTERRUPT are reserved)
 
 Payloads are JSON in UTF-8. The guest may write anything at all: `Decoder` checks a length before it
@@ -38,23 +38,40 @@ DISPLAY = 0x84
 OUTPUT = 0x85
 CALL = 0x86
 END = 0x87
+DROPPED = 0x88
 
 FROM_HOST = frozenset((RUN, RETURN, INTERRUPT, CLOSE))
-FROM_GUEST = frozenset((READY, VALUE, ERROR, DISPLAY, OUTPUT, CALL, END))
+FROM_GUEST = frozenset((READY, VALUE, ERROR, DISPLAY, OUTPUT, CALL, END, DROPPED))
 
 HEADER = 5
+# What each value, key and item in a budget counts for besides its own bytes: a list of empty lists
+# costs about sixty bytes of memory for every three on the wire.
+NODE = 64
+# The largest budget that a value may have, because one frame carries it.
+MAX_VALUE = 64 << 20
+
+
+def room(budget: int) -> int:
+    """What a frame may hold whose content is bounded by `budget`: base64 adds a third to bytes."""
+    return budget + budget // 2 + (1 << 16)
+
+
+def nodes(budget: int) -> int:
+    """How many marks of JSON a document within `budget` may have: a tag adds some to a value."""
+    return 2 * (budget // NODE) + 64
+
+
 # What one frame from a guest may hold. A host's frame may use the whole of the length field.
-MAX_FRAME = 32 << 20
+MAX_FRAME = room(MAX_VALUE)
 MAX_HOST_FRAME = (1 << 32) - 1
-# A list of empty lists costs about sixty bytes of memory for every three on the wire, so the number
-# of values is bounded apart from the number of bytes.
-MAX_NODES = 1_000_000
+MAX_NODES = nodes(MAX_VALUE)
 MAX_DEPTH = 256
 # Longer than any integer that `values` writes as digits; conversion takes quadratic time.
 MAX_DIGITS = 400
 
 _WINDOW = 1 << 20
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_CONTINUATIONS = bytes(range(0x80, 0xC0))
 
 
 class Frame:
@@ -76,6 +93,10 @@ class ProtocolError(ValueError):
     def __init__(self, problem: str, frames: tuple[Frame, ...] = ()) -> None:
         super().__init__(problem)
         self.frames = frames
+
+
+class TooMuch(ProtocolError):
+    """It may be well formed, but reading it would take more memory than is allowed."""
 
 
 def encode(kind: int, payload: bytes = b"") -> bytes:
@@ -223,9 +244,33 @@ def loads(data: bytes, max_nodes: int = MAX_NODES, max_depth: int = MAX_DEPTH) -
     that could name half of a surrogate pair (non-ASCII text is never escaped), and no integer
     longer than MAX_DIGITS. Numbers are finite.
     """
+    return parse(read_text(data, max_nodes, max_depth))
+
+
+def read_text(
+    data: bytes,
+    max_nodes: int = MAX_NODES,
+    max_depth: int = MAX_DEPTH,
+    max_memory: int | None = None,
+) -> str:
+    """The text of a document that `check_shape` accepts; TooMuch if it takes over `max_memory`.
+
+    Apart from `parse`, so that a caller can let go of the bytes before anything is built of them.
+    """
+    check_shape(data, max_nodes, max_depth)
+    if max_memory is not None and len(data) > max_memory // 4 and not data.isascii():
+        size = _text_memory(data)
+        if size > max_memory:
+            raise TooMuch(f"as text it takes {size} bytes")
     try:
-        text = data.decode("utf-8")
-        check_shape(data, max_nodes, max_depth)
+        return data.decode("utf-8")
+    except ValueError as problem:
+        raise ProtocolError(f"not strict JSON: {type(problem).__name__}") from None
+
+
+def parse(text: str) -> Any:
+    """What a text from `read_text` says, under the rules of `loads`."""
+    try:
         value, end = _scan(text, 0)
     except ProtocolError:
         raise
@@ -237,24 +282,40 @@ def loads(data: bytes, max_nodes: int = MAX_NODES, max_depth: int = MAX_DEPTH) -
     return value
 
 
+def _text_memory(data: bytes) -> int:
+    """Bytes of memory for UTF-8 `data` as one `str`: its widest character sets the width of all."""
+    characters, width = 0, 1
+    for start in range(0, len(data), _WINDOW):
+        leads = data[start : start + _WINDOW].translate(None, _CONTINUATIONS)
+        characters += len(leads)
+        highest = max(leads, default=0)
+        width = max(width, 4 if highest >= 0xF0 else 2 if highest >= 0xC4 else 1)
+    return characters * width
+
+
 def check_shape(data: bytes, max_nodes: int = MAX_NODES, max_depth: int = MAX_DEPTH) -> None:
     """Refuse too many values or too deep a nesting by looking at the punctuation outside strings.
 
     Everything up to the first malformed byte is judged as the parser will judge it, so nothing
     large is built from a document that is refused later. Windows keep the pieces small.
     """
-    flat = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    if b"\\ud" in flat or b"\\uD" in flat:
-        raise ProtocolError("an escaped surrogate")
     inside = depth = nodes = 0
-    for start in range(0, len(flat), _WINDOW):
-        pieces = flat[start : start + _WINDOW].split(b'"')
+    rest = b""  # of a window: an escape that it cuts
+    for start in range(0, len(data), _WINDOW):
+        flat = (rest + data[start : start + _WINDOW]).replace(b"\\\\", b"")
+        rest = b"\\u" if flat.endswith(b"\\u") else b"\\" if flat.endswith(b"\\") else b""
+        flat = flat[: len(flat) - len(rest)].replace(b'\\"', b"")
+        if b"\\ud" in flat or b"\\uD" in flat:
+            raise ProtocolError("an escaped surrogate")
+        pieces = flat.split(b'"')
         outside = b"".join(pieces[inside::2])
         inside ^= (len(pieces) - 1) & 1
         brackets = outside.translate(None, _NOT_BRACKETS)
-        nodes += outside.count(b",") + brackets.count(b"[") + brackets.count(b"{")
+        nodes += outside.count(b",") + outside.count(b":")
+        # A dict takes three times the memory that a list does.
+        nodes += brackets.count(b"[") + 2 * brackets.count(b"{")
         if nodes > max_nodes:
-            raise ProtocolError(f"more than {max_nodes} values")
+            raise TooMuch(f"more than {max_nodes} values")
         if depth + len(brackets) <= max_depth:  # too few to go too deep, whatever their order
             depth += len(brackets) - 2 * (brackets.count(b"]") + brackets.count(b"}"))
             continue

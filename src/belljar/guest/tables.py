@@ -6,22 +6,25 @@ dtypes}` with the index levels first and then the columns, as `arrow` (one Arrow
 base64) or, without pyarrow or for columns that Arrow cannot hold, as `arrays` (of ndarrays).
 
 An Arrow stream that a guest wrote may not be compressed (a few bytes could claim gigabytes), may
-not name extension types (their readers are code of the host's), and has to validate in full.
+not name extension types (their readers are code of the host's), and has to validate in full. What
+its columns will take as pandas has them is counted against the value's budget before any is made:
+a column of type null has no bytes on the wire and eight a row on the host.
 """
 
 from __future__ import annotations
 
 import sys
 
+from .protocol import NODE
 from .values import (
+    Reader,
     Unrepresentable,
     Writer,
     expect,
     from_base64,
-    read_items,
     tagged,
+    to_base64,
 )
-from .values import read as read_value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 MAX_CELLS = 16 << 20
 _MAX_TEXT = 64 << 20
 _MAX_DIMENSIONS = 32
+# What the objects of numpy, pandas and pyarrow take besides their data.
+_ARRAY, _TABLE, _COLUMN = 192, 4096, 2048
 _NUMBERS = frozenset(
     ["|b1", "|i1", "|u1", "<f2", "<f4", "<f8", "<c8", "<c16"]
     + ["<" + sign + size for sign in "iu" for size in "248"]
@@ -45,6 +50,8 @@ _NULLABLE = frozenset(
     [f"{sign}{bits}" for sign in ("Int", "UInt") for bits in (8, 16, 32, 64)]
     + ["Float32", "Float64", "boolean", "string"]
 )
+_BYTES = ("string", "large_string", "binary", "large_binary")
+_OBJECTS = ("date", "time", "decimal")
 _FIELDS = ("rows", "columns", "names", "index", "index_names", "dtypes")
 
 
@@ -69,16 +76,17 @@ def write(writer: Writer, obj: Any, kind: type, depth: int) -> Any:
     raise Unrepresentable(f"{kind.__module__}.{kind.__qualname__} cannot cross the boundary")
 
 
-def read(tag: str, wire: Any, depth: int) -> Any:
+def read(reader: Reader, tag: str, wire: Any, depth: int) -> Any:
     """What `write` wrote; ValueError for anything else, and where pandas or numpy is missing."""
     try:
         if tag == "ndarray":
-            return _read_array(expect(dict, wire), depth)
-        return _read_frame(expect(dict, wire), tag, depth)
+            return _read_array(reader, expect(dict, wire), depth)
+        return _read_frame(reader, expect(dict, wire), tag, depth)
     except ValueError:
         raise
     except ImportError as missing:
-        raise ValueError(f"a {tag} needs {missing.name} (pip install 'belljar[data]')") from None
+        hint = getattr(missing, "hint", "pip install 'belljar[data]'")
+        raise ValueError(f"a {tag} needs {missing.name} ({hint})") from None
     except Exception as problem:
         # pyarrow and pandas have exceptions of their own for what does not fit.
         raise ValueError(f"malformed {tag}: {type(problem).__name__}") from None
@@ -98,7 +106,7 @@ def _write_array(writer: Writer, obj: Any, depth: int) -> Any:
     wire = {"dtype": code, "shape": list(obj.shape)}
     if code in _NUMBERS or code in _TIMES:
         writer.spend(obj.nbytes)  # before copying: a broadcast array is larger than its memory
-        wire["data"] = writer.binary(obj.astype(code, copy=False).tobytes())
+        wire["data"] = to_base64(obj.astype(code, copy=False).tobytes())
     elif obj.dtype.kind in "USO" and obj.size <= MAX_CELLS:
         wire["dtype"] = obj.dtype.kind
         wire["items"] = writer.items(obj.ravel().tolist(), depth)
@@ -107,7 +115,7 @@ def _write_array(writer: Writer, obj: Any, depth: int) -> Any:
     return tagged("ndarray", wire)
 
 
-def _read_array(wire: dict[str, Any], depth: int) -> Any:
+def _read_array(reader: Reader, wire: dict[str, Any], depth: int) -> Any:
     import numpy
 
     content = "data" if "data" in wire else "items"
@@ -121,12 +129,13 @@ def _read_array(wire: dict[str, Any], depth: int) -> Any:
         count *= length
     if len(shape) > _MAX_DIMENSIONS:
         raise ValueError("too many dimensions")
+    reader.spend(_ARRAY)
     if content == "items":
-        items = read_items(wire["items"], depth)
+        items = reader.items(wire["items"], depth)
         if len(items) != count:
             raise ValueError("items do not fill the shape")
-        return _read_objects(numpy, code, items).reshape(shape)
-    data = from_base64(wire["data"])
+        return _read_objects(reader, numpy, code, items).reshape(shape)
+    data = _binary(reader, wire, "data")
     if code not in _NUMBERS and code not in _TIMES:
         raise ValueError("unknown dtype")
     if len(data) != count * numpy.dtype(code).itemsize:
@@ -138,17 +147,27 @@ def _read_array(wire: dict[str, Any], depth: int) -> Any:
     return numpy.frombuffer(data, code).reshape(shape).copy()
 
 
-def _read_objects(numpy: Any, code: str, items: list[Any]) -> Any:
+def _binary(reader: Reader, wire: dict[str, Any], name: str) -> bytes:
+    """The bytes of a field, which is taken out: its text would take memory until the end."""
+    text = expect(str, wire.pop(name))
+    reader.spend(len(text) * 3 // 4)
+    return from_base64(text)
+
+
+def _read_objects(reader: Reader, numpy: Any, code: str, items: list[Any]) -> Any:
     kinds = {"U": str, "S": bytes}
     if code in kinds:
         if any(type(item) is not kinds[code] for item in items):
             raise ValueError("items of another type")
         # Every item takes as much room as the longest one does.
-        if 4 * len(items) * max((len(item) for item in items), default=0) > _MAX_TEXT:
+        size = len(items) * max((len(item) for item in items), default=0)
+        reader.spend(size * 4 if code == "U" else size)
+        if 4 * size > _MAX_TEXT:
             raise ValueError("too large an array of text")
         return numpy.array(items, dtype=code)
     if code != "O":
         raise ValueError("unknown dtype")
+    reader.spend(8 * len(items))
     array = numpy.empty(len(items), dtype=object)
     for place, item in enumerate(items):
         array[place] = item
@@ -216,33 +235,36 @@ def _plain(types: Any, kind: Any) -> bool:
     )  # fmt: skip
 
 
-def _read_frame(wire: dict[str, Any], tag: str, depth: int) -> Any:
+def _read_frame(reader: Reader, wire: dict[str, Any], tag: str, depth: int) -> Any:
     import pandas
 
     content = "arrow" if "arrow" in wire else "arrays"
     if wire.keys() != {*_FIELDS, content}:
         raise ValueError("a table has other fields")
     rows, levels = expect(int, wire["rows"]), expect(int, wire["index"])
-    labels, names = read_items(wire["columns"], depth), read_items(wire["names"], depth)
-    index_names = read_items(wire["index_names"], depth)
+    labels, names = reader.items(wire["columns"], depth), reader.items(wire["names"], depth)
+    index_names = reader.items(wire["index_names"], depth)
     dtypes = expect(list, wire["dtypes"], levels + len(labels))
     if not names or levels < 0 or len(index_names) != levels or rows < 0:
         raise ValueError("a table's names do not fit")
     if rows * max(1, len(dtypes)) > MAX_CELLS:
         raise ValueError("a table of too many cells")
+    reader.spend(_TABLE + _COLUMN * len(dtypes) + 16 * rows * levels)
     if content == "arrow":
-        columns = _from_arrow(from_base64(wire["arrow"]), dtypes, rows)
+        columns = _from_arrow(reader, _binary(reader, wire, "arrow"), dtypes, rows)
     else:
-        columns = [
-            pandas.Series(read_value(item, depth + 1)) for item in expect(list, wire["arrays"])
-        ]
+        arrays = reader.items(wire.pop("arrays"), depth)
+        columns = [pandas.Series(array) for array in arrays]
     if len(columns) != len(dtypes) or any(len(column) != rows for column in columns):
         raise ValueError("a table's columns do not fit")
     index = _index(pandas, columns[:levels], index_names) if levels else pandas.RangeIndex(rows)
-    columns = [column.set_axis(index) for column in columns[levels:]]
+    del columns[:levels]
+    for column in columns:
+        column.index = index
     if tag == "series":
         (column,), (label,) = columns, labels
-        return column.rename(label)
+        column.name = label
+        return column
     frame = pandas.DataFrame(dict(enumerate(columns)), index=index)
     if len(names) > 1:
         frame.columns = pandas.MultiIndex.from_tuples(labels, names=names)
@@ -257,29 +279,65 @@ def _index(pandas: Any, columns: list[Any], names: list[Any]) -> Any:
     return pandas.MultiIndex.from_arrays(columns, names=names)
 
 
-def _from_arrow(data: bytes, dtypes: list[Any], rows: int) -> list[Any]:
+def _from_arrow(reader: Reader, data: bytes, dtypes: list[Any], rows: int) -> list[Any]:
     import pandas
     import pyarrow
 
-    _check_stream(pyarrow, data)
-    table = pyarrow.ipc.open_stream(pyarrow.py_buffer(data)).read_all()
-    if table.num_rows != rows or table.num_columns != len(dtypes):
+    messages = _check_stream(pyarrow, data)
+    stream = pyarrow.ipc.open_stream(pyarrow.py_buffer(data))
+    if len(stream.schema) != len(dtypes):
         raise ValueError("the stream holds another table")
-    if not all(_plain(pyarrow.types, field.type) for field in table.schema):
+    if not all(_plain(pyarrow.types, field.type) for field in stream.schema):
         raise ValueError("a column of a type that is not used here")
+    reader.spend(NODE * messages * len(dtypes) * 8)
+    table = stream.read_all()
+    if table.num_rows != rows:
+        raise ValueError("the stream holds another table")
     table.validate(full=True)
+    for place, name in enumerate(dtypes):
+        reader.spend(_memory(pyarrow.types, table.column(place), name))
     return [_to_series(pandas, table.column(place), name) for place, name in enumerate(dtypes)]
+
+
+def _memory(types: Any, column: Any, dtype: Any) -> int:
+    """Bytes that pandas needs, at most, for what it makes of a column beyond the stream's own."""
+    kind, rows = column.type, len(column)
+    if types.is_dictionary(kind):
+        words = sum(_memory_of(types, chunk.dictionary, dtype) for chunk in column.chunks)
+        return 8 * rows + words
+    return sum(_memory_of(types, chunk, dtype) for chunk in column.chunks)
+
+
+def _memory_of(types: Any, chunk: Any, dtype: Any) -> int:
+    kind, rows = chunk.type, len(chunk)
+    if types.is_null(kind):
+        return 8 * rows
+    if not rows:
+        return 0
+    if any(getattr(types, "is_" + name)(kind) for name in _BYTES):
+        held: Any = next((buffer for buffer in chunk.buffers()[2:] if buffer is not None), b"")
+        wide = "string" in str(kind) and not bytes(held).isascii()
+        return (NODE + 8) * rows + (4 if wide else 1) * len(held)
+    if dtype == "object" or any(getattr(types, "is_" + name)(kind) for name in _OBJECTS):
+        # Flags and what is missing are objects that exist once.
+        return (8 if types.is_boolean(kind) else 8 + 2 * NODE) * rows
+    return rows if dtype not in _NULLABLE and not chunk.null_count else 8 * rows
 
 
 def _to_series(pandas: Any, column: Any, dtype: Any) -> Any:
     if dtype in _NULLABLE:
         return pandas.Series(pandas.api.types.pandas_dtype(dtype).__from_arrow__(column))
-    series = column.to_pandas(integer_object_nulls=dtype == "object").rename(None)
-    return series.astype(object) if dtype == "object" else series
+    series = column.to_pandas(integer_object_nulls=dtype == "object")
+    series.name = None  # in place, as below: `rename` and `set_axis` copy
+    return series.astype(object) if dtype == "object" and series.dtype != object else series
 
 
-def _check_stream(pyarrow: Any, data: bytes) -> None:
-    """Refuse compression and extension types before anything of the stream is interpreted."""
+def _check_stream(pyarrow: Any, data: bytes) -> int:
+    """Refuse compression and extension types before anything of the stream is interpreted.
+
+    Gives the number of messages.
+    """
+    place = 0
     for place, message in enumerate(pyarrow.ipc.MessageReader.open_stream(pyarrow.py_buffer(data))):
         metadata = bytes(message.metadata)
         if place == 0:
@@ -289,6 +347,7 @@ def _check_stream(pyarrow: Any, data: bytes) -> None:
             raise ValueError("a stream holds record batches")
         elif _compressed(metadata, nested=message.type == "dictionary"):
             raise ValueError("a compressed stream")
+    return place + 1
 
 
 def _compressed(metadata: bytes, nested: bool) -> bool:

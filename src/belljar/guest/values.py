@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import sys
 
-from .protocol import clean
+from .protocol import MAX_NODES, MAX_VALUE, NODE, clean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,24 +31,47 @@ if TYPE_CHECKING:
 
 MAX_DEPTH = 60
 # Above what a frame can carry, so that whatever was decoded can be encoded again.
-MAX_NODES = 2_000_000
-MAX_BYTES = 48 << 20
+MAX_BYTES = 4 * MAX_VALUE
 # A JSON reader that knows only doubles still reads integers below this one.
 _PLAIN_INT = 1 << 1024
 _MAX_INT_BITS = 1 << 22
 # Reducing a fraction takes quadratic time.
 _MAX_FRACTION_BITS = 1 << 12
 _MAX_EQUAL_HASHES = 64
+# An integer below this one takes no more than its share of a node.
+_WORD = 1 << 64
+_OVER = "it takes more memory than its budget"
+_PIECE = 3 << 16  # a multiple of three, as base64 wants it
+_TEXT_HEAD = sys.getsizeof("")
+# What an empty set takes besides its node.
+_SET = 192
 
 
 class Unrepresentable(ValueError):
     """This object has no form that may cross the boundary, or is too large or too deep to."""
 
 
-def encode(obj: object, max_bytes: int = MAX_BYTES, max_nodes: int = MAX_NODES) -> Any:
-    """`obj` as JSON values; Unrepresentable if it holds anything that cannot be."""
+class TooLarge(Unrepresentable):
+    """It does not fit; `field` names the limit that could be raised."""
+
+    def __init__(self, why: str, field: str = "value") -> None:
+        super().__init__(why)
+        self.field = field
+
+
+def encode(
+    obj: object,
+    max_bytes: int = MAX_BYTES,
+    max_nodes: int = MAX_NODES,
+    budget: int = sys.maxsize,
+) -> Any:
+    """`obj` as JSON values; Unrepresentable if it holds anything that cannot be.
+
+    `max_bytes` bounds what is copied, `budget` what the host would have to keep: decoded bytes and
+    NODE for each value.
+    """
     try:
-        return Writer(max_bytes, max_nodes).write(obj, 0)
+        return Writer(max_bytes, max_nodes, budget).write(obj, 0)
     except Unrepresentable:
         raise
     except Exception as problem:
@@ -56,10 +79,14 @@ def encode(obj: object, max_bytes: int = MAX_BYTES, max_nodes: int = MAX_NODES) 
         raise Unrepresentable(f"reading it failed: {type(problem).__name__}") from None
 
 
-def decode(wire: object) -> Any:
-    """The value that `encode` wrote; ValueError for anything that it would not have written."""
+def decode(wire: object, budget: int = sys.maxsize) -> Any:
+    """The value that `encode` wrote; ValueError for anything that it would not have written.
+
+    TooLarge if it takes more than `budget`, in decoded bytes and NODE for each value. `wire` is
+    used up: its lists and dicts become those of the value, so that both need not fit into memory.
+    """
     try:
-        return read(wire, 0)
+        return Reader(budget).read(wire, 0)
     except (TypeError, ArithmeticError, LookupError, AttributeError) as problem:
         raise ValueError(f"malformed value: {type(problem).__name__}") from None
 
@@ -79,20 +106,37 @@ def from_base64(text: object) -> bytes:
 
     if type(text) is not str or not text.isascii():
         raise ValueError("base64 is ASCII text")
-    return bytes(_canonical(text, binascii.a2b_base64(text), to_base64))
+    data = binascii.a2b_base64(text)
+    # The reader is more generous than the writer. Compared piece by piece, for the memory's sake.
+    size = 4 * ((len(data) + 2) // 3)
+    for start in range(0, len(data), _PIECE):
+        piece = binascii.b2a_base64(data[start : start + _PIECE], newline=False)
+        place = start // 3 * 4
+        if piece != text[place : place + len(piece)].encode("ascii"):
+            size = -1
+    if size != len(text):
+        raise ValueError("not in canonical form")
+    return data
+
+
+def text_size(text: str) -> int:
+    """Bytes of memory for the characters of `text`; its widest one sets the width of all."""
+    return len(text) if text.isascii() else sys.getsizeof(text) - _TEXT_HEAD
 
 
 class Writer:
     """One encoding with its budgets, which `tables` shares."""
 
-    def __init__(self, max_bytes: int, max_nodes: int) -> None:
+    def __init__(self, max_bytes: int, max_nodes: int, budget: int = sys.maxsize) -> None:
         self._bytes = max_bytes
         self._nodes = max_nodes
+        self._budget = budget
 
     def write(self, obj: Any, depth: int) -> Any:
         self._nodes -= 1
-        if self._nodes < 0:
-            raise Unrepresentable("it holds too many values")
+        self._budget -= NODE
+        if self._nodes < 0 or self._budget < 0:
+            raise TooLarge("it holds too many values")
         kind = type(obj)
         if obj is None or kind is bool:
             return obj
@@ -106,12 +150,15 @@ class Writer:
         return self._other(obj, kind, depth)
 
     def spend(self, size: int) -> None:
+        self._budget -= size
+        if self._budget < 0:
+            raise TooLarge("it is too large")
         self._bytes -= size
         if self._bytes < 0:
-            raise Unrepresentable("it is too large")
+            raise TooLarge("it is too large to be copied", "memory")
 
     def binary(self, data: bytes) -> str:
-        self.spend(len(data) * 4 // 3)
+        self.spend(len(data))
         return to_base64(data)
 
     def items(self, items: Iterable[object], depth: int) -> list[Any]:
@@ -121,7 +168,7 @@ class Writer:
 
     def text(self, obj: str, depth: int) -> str:
         exact = str.__str__(obj)
-        self.spend(len(exact))
+        self.spend(text_size(exact))
         return clean(exact)
 
     def integer(self, obj: int, depth: int) -> Any:
@@ -130,7 +177,7 @@ class Writer:
             return exact
         if exact.bit_length() > _MAX_INT_BITS:
             raise Unrepresentable("it holds too large an integer")
-        self.spend(exact.bit_length() // 4)
+        self.spend(exact.bit_length() // 8)
         return tagged("int", hex(exact))
 
     def real(self, obj: float, depth: int) -> Any:
@@ -224,42 +271,79 @@ _LAZY_WRITERS: tuple[tuple[str, str, str, Callable[[Writer, Any, Any], Any]], ..
 )
 
 
-def read(wire: Any, depth: int) -> Any:
-    """`decode` inside a value that is `depth` containers deep."""
-    kind = type(wire)
-    if wire is None or kind is bool or kind is str or kind is int:
-        return wire
-    if kind is float:
-        if wire - wire != 0.0:
-            raise ValueError("a number that is not finite")
-        return wire
-    if kind is list:
-        return read_items(wire, depth)
-    if kind is not dict:
-        raise ValueError(f"{kind.__name__} is not JSON")
-    if "$" not in wire:
-        _check_depth(depth)
-        return {key: read(item, depth + 1) for key, item in wire.items()}
-    tag, inner = wire["$"], wire.get("v")
-    if len(wire) != 2 or "v" not in wire or type(tag) is not str:
-        raise ValueError("a tagged value has exactly a tag and a value")
-    if tag in ("ndarray", "dataframe", "series"):
-        from . import tables
+class Reader:
+    """One decoding with its budget, which `tables` shares."""
 
-        return tables.read(tag, inner, depth)
-    if tag not in _READERS:
-        raise ValueError("an unknown tag")
-    return _READERS[tag](inner, depth)
+    def __init__(self, budget: int) -> None:
+        self._budget = budget
+
+    def spend(self, size: int) -> None:
+        self._budget -= size
+        if self._budget < 0:
+            raise TooLarge(_OVER)
+
+    def read(self, wire: Any, depth: int) -> Any:
+        """What `wire` says inside a value that is `depth` containers deep. Uses `wire` up."""
+        kind = type(wire)
+        self._budget -= NODE
+        if kind is str:
+            self._budget -= text_size(wire)
+        elif kind is int and not -_WORD < wire < _WORD:
+            self._budget -= wire.bit_length() // 8
+        if self._budget < 0:
+            raise TooLarge(_OVER)
+        if kind is str or kind is int or wire is None or kind is bool:
+            return wire
+        if kind is float:
+            if wire - wire != 0.0:
+                raise ValueError("a number that is not finite")
+            return wire
+        if kind is list:
+            return self.items(wire, depth)
+        if kind is not dict:
+            raise ValueError(f"{kind.__name__} is not JSON")
+        if "$" not in wire:
+            check_depth(depth)
+            for key, item in wire.items():
+                self._budget -= NODE + text_size(key)
+                wire[key] = self.read(item, depth + 1)
+            return wire
+        tag, inner = wire["$"], wire.get("v")
+        if len(wire) != 2 or "v" not in wire or type(tag) is not str:
+            raise ValueError("a tagged value has exactly a tag and a value")
+        if tag in ("ndarray", "dataframe", "series"):
+            from . import tables
+
+            return tables.read(self, tag, inner, depth)
+        if tag in _CONTAINERS:
+            return _CONTAINERS[tag](self, inner, depth)
+        if tag not in _READERS:
+            raise ValueError("an unknown tag")
+        self.spend(_payload(tag, inner))
+        return _READERS[tag](inner, depth)
+
+    def items(self, wire: Any, depth: int) -> list[Any]:
+        check_depth(depth)
+        items: list[Any] = expect(list, wire)
+        for place, item in enumerate(items):
+            items[place] = self.read(item, depth + 1)
+        return items
 
 
-def _check_depth(depth: int) -> None:
+def _payload(tag: str, inner: Any) -> int:
+    """Bytes that a tagged value without other values in it takes besides its node, at most."""
+    if type(inner) is not str:
+        longest = _MAX_FRACTION_BITS // 8
+        parts = (part.bit_length() // 8 if type(part) is int else longest for part in inner)
+        return 2 * NODE + sum(parts)
+    if tag in ("bytes", "bytearray"):
+        return len(inner) * 3 // 4
+    return len(inner) // 2 if tag == "int" else NODE + len(inner)
+
+
+def check_depth(depth: int) -> None:
     if depth >= MAX_DEPTH:
         raise ValueError("nested too deeply")
-
-
-def read_items(wire: Any, depth: int) -> list[Any]:
-    _check_depth(depth)
-    return [read(item, depth + 1) for item in expect(list, wire)]
 
 
 def expect(kind: Any, wire: Any, length: int | None = None) -> Any:
@@ -280,10 +364,16 @@ def _hashables(items: list[Any]) -> list[Any]:
     return items
 
 
-def _read_dict(wire: Any, depth: int) -> dict[Any, Any]:
-    _check_depth(depth)
-    keys = _hashables([read(expect(list, pair, 2)[0], depth + 1) for pair in expect(list, wire)])
-    return {key: read(wire[place][1], depth + 1) for place, key in enumerate(keys)}
+def _read_dict(reader: Reader, wire: Any, depth: int) -> dict[Any, Any]:
+    check_depth(depth)
+    pairs = expect(list, wire)
+    keys = _hashables([reader.read(expect(list, pair, 2)[0], depth + 1) for pair in pairs])
+    return {key: reader.read(pairs[place][1], depth + 1) for place, key in enumerate(keys)}
+
+
+def _read_set(reader: Reader, wire: Any, depth: int) -> set[Any]:
+    reader.spend(_SET)
+    return set(_hashables(reader.items(wire, depth)))
 
 
 def _read_float(wire: Any, depth: int) -> float:
@@ -300,7 +390,7 @@ def _read_int(wire: Any, depth: int) -> int:
 
 
 def _read_real(wire: Any) -> float:
-    return float(expect(float, read(wire, MAX_DEPTH)))
+    return float(expect(float, Reader(sys.maxsize).read(wire, MAX_DEPTH)))
 
 
 def _read_complex(wire: Any, depth: int) -> complex:
@@ -309,7 +399,8 @@ def _read_complex(wire: Any, depth: int) -> complex:
 
 
 def _read_integers(wire: Any, length: int) -> list[int]:
-    return [expect(int, read(part, MAX_DEPTH)) for part in expect(list, wire, length)]
+    reader = Reader(sys.maxsize)
+    return [expect(int, reader.read(part, MAX_DEPTH)) for part in expect(list, wire, length)]
 
 
 def _read_fraction(wire: Any, depth: int) -> Any:
@@ -356,15 +447,17 @@ def _read_moment(name: str) -> Callable[[Any, int], Any]:
     return read_iso
 
 
+_CONTAINERS: dict[str, Callable[[Reader, Any, int], Any]] = {
+    "tuple": lambda reader, wire, depth: tuple(reader.items(wire, depth)),
+    "set": _read_set,
+    "frozenset": lambda reader, wire, depth: frozenset(_read_set(reader, wire, depth)),
+    "dict": _read_dict,
+}
 _READERS: dict[str, Callable[[Any, int], Any]] = {
     "float": _read_float,
     "int": _read_int,
     "bytes": lambda wire, depth: from_base64(wire),
     "bytearray": lambda wire, depth: bytearray(from_base64(wire)),
-    "tuple": lambda wire, depth: tuple(read_items(wire, depth)),
-    "set": lambda wire, depth: set(_hashables(read_items(wire, depth))),
-    "frozenset": lambda wire, depth: frozenset(_hashables(read_items(wire, depth))),
-    "dict": _read_dict,
     "complex": _read_complex,
     "range": lambda wire, depth: range(*_read_integers(wire, 3)),
     "date": _read_moment("date"),

@@ -13,11 +13,12 @@ import __future__
 
 import _thread
 import builtins
+import faulthandler
 import os
 import sys
 
 # Now, because at the end there may be no descriptor left to import with.
-from . import failures, protocol, values
+from . import failures, protocol, shows, values
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,9 +29,13 @@ if TYPE_CHECKING:
     Send = Callable[[int, bytes], bool]
 
 _ONLY_AST = 0x400  # ast.PyCF_ONLY_AST, without importing ast
+_TOP_LEVEL_AWAIT = 0x2000  # ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+_COROUTINE = 0x80  # inspect.CO_COROUTINE
 _FUTURES = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
 # Address space to give back when a program has used up all the rest.
 _BALLAST = 4 << 20
+# What the host keeps, where a request does not say. `copy` bounds what is copied to be sent.
+_BUDGET = {"value": protocol.MAX_VALUE, "copy": protocol.MAX_VALUE, "displays": 16 << 20}
 _OUT_OF_MEMORY = b'{"type":"MemoryError","message":"","traceback":"","memory":true}'
 _ANONYMOUS = "<belljar>"
 # Read through the base class: an exception's own attributes are the program's.
@@ -155,6 +160,7 @@ class Interpreter:
         self._memory_frame = protocol.encode(protocol.ERROR, _OUT_OF_MEMORY)
         self._figures: list[object] = []
         self._displays = 0
+        self._budget, self._display_room = _BUDGET, 0
         self.module = type(sys)("__main__")
         self.module.__dict__.update(__builtins__=builtins, __spec__=None, __cached__=None)
         if sys.version_info < (3, 14):
@@ -165,7 +171,8 @@ class Interpreter:
     def run(self, request: dict[str, Any]) -> Outcome:
         """Run `code` of a RUN request in `__main__`, and send what there is to say of it."""
         code, filename = request["code"], request.get("filename", "main.py")
-        self._displays = 0
+        self._budget = request.get("budget") or _BUDGET
+        self._displays, self._display_room = 0, self._budget["displays"]
         self.claim_ballast()
         try:
             self._prepare(code, filename, request)
@@ -197,12 +204,22 @@ class Interpreter:
         from . import displays
 
         for obj in objects:
-            if self._displays < displays.MAX_DISPLAYS and self.channel.usable:
-                self._send_display(obj, displays.bundle(obj))
+            if self._displays <= displays.MAX_DISPLAYS and self.channel.usable:
+                more = self._displays < displays.MAX_DISPLAYS
+                self._send_display(obj, displays.bundle(obj) if more else {})
 
     def _prepare(self, code: str, filename: str, request: dict[str, Any]) -> None:
         sys.argv = [filename, *request.get("args", ())]
-        self.module.__dict__.update(__file__=filename, __loader__=Source(code))
+        where = os.getcwd()
+        if sys.path[:1] == [""]:
+            sys.path[:1] = own = [where, *_named_by_caller(where)]
+            failures.of_program.update(own)
+            failures.work = where
+            if sys.prefix == sys.base_prefix:  # in a virtual environment pip does not install there
+                version = "python%d.%d" % sys.version_info[:2]
+                sys.path.append(os.path.expanduser(f"~/.local/lib/{version}/site-packages"))
+        path = os.path.join(where, filename)
+        self.module.__dict__.update(__file__=path, __loader__=Source(code))
         context = request.get("context") or {}
         for name, wire in context.items():
             try:
@@ -222,20 +239,36 @@ class Interpreter:
     def _send_value(self, value: object) -> None:
         if value is None or not self.channel.usable:
             return
-        wire = None
+        crossed = table = False
+        field, reason = "memory", "there was no memory left to send it"
         try:
-            wire = values.encode(value, protocol.MAX_FRAME, protocol.MAX_NODES)
+            budget = self._budget["value"]
+            wire = values.encode(value, self._budget["copy"], protocol.MAX_NODES, budget)
+            table = _is_table(wire)
             payload = protocol.dumps(wire)
-            protocol.check_shape(payload)
+            protocol.check_shape(payload, protocol.nodes(budget))
+            if len(payload) > protocol.room(budget):
+                raise values.TooLarge("its JSON is too large")
             crossed = self.channel.send(protocol.VALUE, payload)
-        except BaseException:
-            crossed = False
+        except MemoryError:
+            wire = payload = None
+        except values.TooLarge as problem:
+            field, reason = problem.field, str(problem)
+        except protocol.TooMuch as problem:
+            field, reason = "value", str(problem)
+        except BaseException as problem:
+            field, reason = "", failures.message(problem)
         if crossed and type(value).__module__ == "builtins":
             return
         from . import displays
 
+        if not crossed:
+            from . import drops
+
+            notice = protocol.dumps(drops.notice(value, field, reason))
+            self.channel.send(protocol.DROPPED, notice)
         shown = displays.bundle(value)
-        if not crossed or len(shown) > 1 or _is_table(wire):
+        if not crossed or len(shown) > 1 or table:
             self._send_display(value, shown)
 
     def _send_figures(self) -> None:
@@ -249,11 +282,17 @@ class Interpreter:
     def _send_display(self, obj: object, shown: dict[str, str]) -> None:
         from . import displays
 
-        if self._displays < displays.MAX_DISPLAYS:
-            self._displays += 1
-            self.channel.send(protocol.DISPLAY, protocol.dumps(shown))
-            if displays.is_figure(obj):
-                self._figures.append(obj)
+        if self._displays > displays.MAX_DISPLAYS:
+            return
+        self._displays += 1
+        size = displays.cost(shown)
+        if self._displays > displays.MAX_DISPLAYS or size > self._display_room:
+            self.channel.send(protocol.DROPPED, b'{"what":"display"}')
+            return
+        self._display_room -= size
+        self.channel.send(protocol.DISPLAY, protocol.dumps(shown))
+        if displays.is_figure(obj):
+            self._figures.append(obj)
 
     def _failed(
         self,
@@ -294,40 +333,68 @@ def compile_program(code: str, filename: str) -> tuple[CodeType, CodeType | None
 
     Both come from one parse, so line numbers, errors and `from __future__` are those of the whole.
     """
+    flags = _TOP_LEVEL_AWAIT
     try:
-        tree: Any = compile(code, filename, "exec", _ONLY_AST, dont_inherit=True)
+        tree: Any = compile(code, filename, "exec", flags | _ONLY_AST, dont_inherit=True)
     except (RecursionError, MemoryError):
         # A syntax tree in Python objects may nest less deeply than the compiler's own.
-        return compile(code, filename, "exec", dont_inherit=True), None
+        return compile(code, filename, "exec", flags, dont_inherit=True), None
     tail: Any = tree.body[-1] if tree.body else None
     if type(tail).__name__ != "Expr":
-        return compile(tree, filename, "exec", dont_inherit=True), None
+        return compile(tree, filename, "exec", flags, dont_inherit=True), None
     if len(tree.body) > 1 or type(tail.value).__name__ != "Constant":  # else it may be `__doc__`
         del tree.body[-1]
-    body = compile(tree, filename, "exec", dont_inherit=True)
+    body = compile(tree, filename, "exec", flags, dont_inherit=True)
     import _ast
 
     expression: Any = _ast.Expression(body=tail.value)
-    flags = body.co_flags & _FUTURES
+    flags |= body.co_flags & _FUTURES
     return body, compile(expression, filename, "eval", flags, dont_inherit=True)
 
 
 def _execute(body: CodeType, last: CodeType | None, namespace: dict[str, Any]) -> object:
+    if (body.co_flags | (last.co_flags if last is not None else 0)) & _COROUTINE:
+        import asyncio
+
+        return asyncio.run(_execute_async(body, last, namespace))
     exec(body, namespace)
     return None if last is None else eval(last, namespace)
+
+
+async def _execute_async(
+    body: CodeType, last: CodeType | None, namespace: dict[str, Any]
+) -> object:
+    """A program with `await` outside of functions, in one event loop, as in a notebook."""
+    value: Any = eval(body, namespace)
+    if body.co_flags & _COROUTINE:
+        await value
+    if last is None:
+        return None
+    value = eval(last, namespace)
+    return await value if last.co_flags & _COROUTINE else value
 
 
 def _lines(code: str) -> list[str]:
     """The lines as the compiler counts them: form feeds and the like do not end one."""
     import io
 
+    if not code.endswith("\n"):
+        code += "\n"  # or Python 3.11 and 3.12 put the carets below its last line one column off
     return list(io.StringIO(code, newline=None))
 
 
 def _of_program(error: BaseException) -> TracebackType | None:
     """The traceback from the program's own first frame on."""
     trace: TracebackType | None = _TRACEBACK.__get__(error)
+    trace = _below(trace, _execute_async) or trace  # the event loop's frames are not its own
     while trace is not None and trace.tb_frame.f_globals is globals():
+        trace = trace.tb_next
+    return trace
+
+
+def _below(trace: TracebackType | None, function: Any) -> TracebackType | None:
+    """From the first frame of `function` on; None if it has none."""
+    while trace is not None and trace.tb_frame.f_code is not function.__code__:
         trace = trace.tb_next
     return trace
 
@@ -362,6 +429,12 @@ def _print(error: BaseException, trace: TracebackType | None, text: str) -> None
         sys.stderr.flush()
 
 
+def _named_by_caller(where: str) -> list[str]:
+    """The directories of PYTHONPATH: the interpreter was told to ignore what the host's says."""
+    named = os.environ.get("PYTHONPATH", "")
+    return [os.path.normpath(os.path.join(where, each)) for each in named.split(":") if each]
+
+
 def _hide_boot() -> None:
     """Forget the command line that started us: it says where the host keeps its files."""
     if hasattr(sys, "orig_argv"):
@@ -372,11 +445,20 @@ def _hide_boot() -> None:
         getattr(linecache, name, {}).clear()
 
 
-def _speak_utf8() -> None:
-    """The host reads UTF-8, whatever the locale in there says."""
+def _set_up_streams() -> None:
+    """UTF-8, which the host reads, whatever the locale; and each line is written when it ends,
+    because what is in a buffer when the program is killed or crashes is lost."""
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if stream is not None and stream.encoding.lower() != "utf-8":
             stream.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+    if sys.stdout is not None and not sys.stdout.line_buffering:
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def _explain_crashes() -> None:
+    """Have a fatal signal print on stderr where the program was."""
+    if sys.stderr is not None and not faulthandler.is_enabled():
+        faulthandler.enable()
 
 
 def main(read_fd: int, write_fd: int | None = None, request: dict[str, Any] | None = None) -> None:
@@ -397,9 +479,11 @@ def ready(read_fd: int, write_fd: int | None = None) -> Interpreter:
     """All that can be done before there is a program."""
     channel = Channel(read_fd, read_fd if write_fd is None else write_fd)
     _hide_boot()
-    _speak_utf8()
+    _set_up_streams()
+    _explain_crashes()
     sys.path.insert(0, "")
     interpreter = Interpreter(channel)
+    shows.install(interpreter.display)
     interpreter.claim_ballast()
     return interpreter
 
@@ -422,5 +506,5 @@ def _requested(channel: Channel) -> dict[str, Any] | None:
 
 
 # These stay on the stack below the program, whose tracebacks must not show where we are installed.
-for _function in (main, serve, Interpreter.run, _execute):
+for _function in (main, serve, Interpreter.run, _execute, _execute_async):
     _function.__code__ = _function.__code__.replace(co_filename=_ANONYMOUS)

@@ -19,6 +19,11 @@ from ..records import positional_record
 _CONTROLLERS = ("memory", "pids", "cpu")
 _PERIOD = 100_000  # microseconds, for which a quota of processor time is given
 _NOT_EVERYWHERE = ("memory.peak",)  # it came with Linux 5.19
+SOCKETS_FILE = "memory.kmem.tcp.limit_in_bytes"
+# Beside the memory limit, in version 1: its memory controller counts TCP and UDP buffers apart.
+SOCKETS_PART = 4
+# What a group may hold when its run is over and still be used for another: a run's peak counts it.
+_LEFTOVERS = 8 << 20
 _LOST = (
     "a control group has lost a controller, and with it a limit: the owner of the hierarchy took "
     "it back; start again, in a unit with Delegate=yes"
@@ -28,10 +33,19 @@ _NAME = re.compile(r"belljar-(\d+)-[0-9a-f]+")
 
 @positional_record
 class Home:
-    """Where groups can be made: version 1 has a directory a controller, version 2 has one."""
+    """Where groups can be made: version 1 has a directory a controller, version 2 has one.
+
+    `uncounted` names the kinds of memory that this kernel's memory controller leaves out.
+    """
 
     version: int
     directories: tuple[str, ...]
+    uncounted: tuple[str, ...] = ()
+
+    @property
+    def sockets(self) -> str:
+        """Where buffers of TCP and UDP are counted, in words that end an enforcement report's."""
+        return "; TCP and UDP buffers: a quarter of it beside" if self.version == 1 else ""
 
 
 def find() -> Home | None:
@@ -46,12 +60,30 @@ def find() -> Home | None:
                 break
             homes.append(home)
         else:
-            return Home(1, tuple(homes))
+            return Home(1, tuple(homes), _uncounted(1, homes[0]))
     if "2" in mounts and _is_given(mounts["2"], own.get("", "/")):
         home = _first_writable(mounts["2"], own.get("", "/"), ("memory.max", "pids.max", "cpu.max"))
         if home is not None:
-            return Home(2, (home,))
+            return Home(2, (home,), _uncounted(2, home))
     return None
+
+
+def _uncounted(version: int, memory: str) -> tuple[str, ...]:
+    """Kinds of memory that the kernel was started, or built, not to count."""
+    with open("/proc/cmdline") as file:
+        words = file.read().split()
+    off = {
+        word
+        for option in words
+        if option.startswith("cgroup.memory=")
+        for word in option.partition("=")[2].split(",")
+    }
+    kernel = ("kernel memory",) if "nokmem" in off else ()
+    if version == 1:
+        there = os.access(os.path.join(memory, SOCKETS_FILE), os.F_OK)
+    else:
+        there = "nosocket" not in off
+    return kernel if there else (*kernel, "socket buffers")
 
 
 def _own_paths() -> dict[str, str]:
@@ -159,6 +191,9 @@ class Group:
             if home.version == 1:
                 self._write(self._memory, "memory.limit_in_bytes", str(memory))
                 self._write_if_there(self._memory, "memory.memsw.limit_in_bytes", str(memory))
+                # Only sockets that are made after this are counted: no member is in there yet.
+                if "socket buffers" not in home.uncounted:
+                    self._write(self._memory, SOCKETS_FILE, str(memory // SOCKETS_PART))
             else:
                 self._write(self._memory, "memory.max", str(memory))
                 self._write_if_there(self._memory, "memory.swap.max", "0")
@@ -202,6 +237,18 @@ class Group:
             return int(self._read(self._memory, name))
         except FileNotFoundError:
             return None
+
+    def holds_leftovers(self) -> bool:
+        """Whether the next run's peak would be this one's: its page cache stays with the group.
+
+        Asked when all members of the run are gone. A group that does is removed, and another made:
+        emptying it takes the kernel as long, and a lock that other runs need.
+        """
+        name = "memory.usage_in_bytes" if self._version == 1 else "memory.current"
+        try:
+            return int(self._read(self._memory, name)) > _LEFTOVERS
+        except (OSError, BackendFailed):  # a controller was taken away: not to be used again
+            return True
 
     def renew(self, processes: int) -> None:
         """For the next run, with `processes` and otherwise the same limits.

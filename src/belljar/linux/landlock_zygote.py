@@ -32,7 +32,7 @@ import marshal
 import os
 import sys
 
-from . import landlock_guest, launch, leave, seccomp, seccomp_jail, syscalls
+from . import landlock_guest, launch, leave, own_frames, seccomp, seccomp_jail, syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _preload(settled: landlock_guest.Settled, spec: dict[str, Any]) -> None:
     package = type(sys)("belljar_guest")
     package.__path__ = [spec["guest"]]
     sys.modules["belljar_guest"] = package
-    for name in ("failures", "values"):
+    for name in ("failures", "shows", "values"):
         importlib.import_module(f"belljar_guest.{name}")
     settled.worker = importlib.import_module("belljar_guest.worker").main
     for name in spec["preload"]:
@@ -213,3 +213,6 @@ def _threads(pid: int) -> int:
             return int(file.read().rsplit(b")", 1)[1].split()[17])
     except (OSError, IndexError):  # it ended while we looked
         return 0
+
+
+own_frames.without_path(main, _serve, _supervise, Kept._child)

@@ -39,7 +39,7 @@ import select
 import sys
 import time
 
-from . import landlock, namespaces, seccomp, syscalls, tree
+from . import footprint, landlock, namespaces, own_frames, root, seccomp, syscalls, tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -96,8 +96,9 @@ class Run:
         self.control = control
         self.spec = spec
         self.theirs = [spec["frame_fd"]] if spec["frame_fd"] >= 0 else []
-        self.peak = 0
+        self.peak = self.left = 0
         self.reason = ""
+        self._last_capability: int | None = None
 
     def supervise(self) -> None:
         spec = self.spec
@@ -146,7 +147,7 @@ class Run:
         _say(
             self.control,
             f"exit {status} {usage.ru_utime + usage.ru_stime:.6f} {peak} {start:.6f} {ended:.6f} "
-            f"{survivors} {done - ended:.6f} {self.reason or '-'}",
+            f"{survivors} {done - ended:.6f} {self.reason or '-'} {self.left}",
         )
 
     def _groups(self) -> list[int]:
@@ -166,7 +167,8 @@ class Run:
                 guest = os.fork()
                 if guest:
                     os.close(error_writer)
-                    _be_init(guest, status_writer, self.spec["frame_fd"])
+                    count = self.spec["own_proc"] and not self.spec["cgroup"]
+                    _be_init(guest, status_writer, self.spec["frame_fd"], count=count)
                 syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
             self._become_guest()
         except OSError as error:
@@ -190,7 +192,8 @@ class Run:
         if spec["shm_size"] and os.path.isdir("/dev/shm"):
             namespaces.memory_directory("/dev/shm", spec["shm_size"])
         if spec["own_proc"]:
-            namespaces.mount_proc()
+            self._last_capability = syscalls.last_capability()  # it is covered then
+            root.processes_and(spec["proc"], spec["scratch"], None)
         if spec["read_only_mounts"]:
             namespaces.read_only_except(spec["read_write"], spec["freeze"])
 
@@ -202,7 +205,7 @@ class Run:
         if spec["affinity"]:
             os.sched_setaffinity(0, spec["affinity"])
         if spec["drop_capabilities"]:
-            syscalls.drop_capabilities()
+            syscalls.drop_capabilities(self._last_capability)
         syscalls.no_new_privileges()
         if spec["landlock"]:
             landlock.restrict(spec["read_only"], spec["read_write"], spec["devices"])
@@ -277,14 +280,13 @@ class Run:
         self._next_disk_look = ended + max(0.2, 4 * (ended - began))
         return bool(used > watch["disk"])
 
+    _socket = 0
+
     def _memory(self, members: list[int], limit: int) -> int:
-        # Resident sizes count shared pages many times: cheap, and an upper bound.
-        total = (
-            sum(tree.first_number(f"/proc/{pid}/statm", 1) for pid in members)
-            * resource.getpagesize()
-        )
-        if total > limit:
-            total = sum(tree.proportional_size(pid) for pid in members)
+        if not self._socket:
+            self._socket = footprint.largest_socket()
+        own_network = self.spec["watch"].get("own_network", False)
+        total = footprint.of(members, limit, self._socket, own_network=own_network)
         self.peak = max(self.peak, total)
         return total
 
@@ -323,16 +325,21 @@ class Run:
         if self.spec["namespaces"]:
             _, init_status = os.waitpid(self.child, 0)  # the kernel has emptied the namespace
             with open(statuses, "rb") as answer:
-                raw = answer.read()
-            return (int(raw) if raw else init_status), 0
+                raw = answer.read().split()
+            if raw and not self.reason:
+                self.left = int(raw[1])
+            return (int(raw[0]) if raw else init_status), 0
         self._kill()
         if self._guest_status < 0:
             raise OSError(16, "the guest does not die")
         return self._guest_status, len(tree.descendants()) if self.spec["subreaper"] else 0
 
 
-def _be_init(guest: int, status_writer: int, frame_fd: int) -> NoReturn:
-    """Pid 1: reap everybody, and pass the guest's wait status on. Our end is everybody's end."""
+def _be_init(guest: int, status_writer: int, frame_fd: int, *, count: bool) -> NoReturn:
+    """Pid 1: reap everybody, and pass the guest's wait status on. Our end is everybody's end.
+
+    `count`: and how many processes there are besides, because no control group counts forks.
+    """
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
     _forget_stdio()
     if frame_fd >= 0:
@@ -340,7 +347,8 @@ def _be_init(guest: int, status_writer: int, frame_fd: int) -> NoReturn:
     while True:
         pid, status = os.wait()
         if pid == guest:
-            os.write(status_writer, b"%d" % status)
+            left = sum(map(str.isdigit, os.listdir("/proc"))) - 1 if count else 0
+            os.write(status_writer, b"%d %d" % (status, left))
             os._exit(0)
 
 
@@ -350,6 +358,8 @@ def _forget_stdio() -> None:
         os.dup2(null, fd)
     os.close(null)
 
+
+own_frames.without_path(Run.supervise)
 
 if __name__ == "__main__":
     main(int(sys.argv[1]))

@@ -126,7 +126,9 @@ class ToolRun(launch.Run):
                 text += piece
         except (ConnectionResetError, TimeoutError):
             return otherwise
-        return int(text)
+        number, left = text.split()
+        self.left = int(left)
+        return int(number)
 
 
 def _in_use(directory: int) -> tuple[int, int]:

@@ -13,6 +13,8 @@ import io
 import os
 import sys
 
+from . import own_frames
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,9 +89,11 @@ def _finish(loaded: Loaded, more_are_open: MoreAreOpen, code: int) -> int:
 
 def let_go_of_files(loaded: Loaded, more_are_open: MoreAreOpen) -> None:
     """Close those that only the program's variables hold, flush those that others do."""
-    _let_go(sys.modules.get("__main__"))
+    _let_go(getattr(sys.modules.get("__main__"), "__dict__", None))
     for name in loaded.added():
-        _let_go(sys.modules.get(name))
+        names = getattr(sys.modules.get(name), "__dict__", {})
+        if not os.path.isabs(str(names.get("__file__", "/"))):
+            _let_go(names)
     if more_are_open():
         for thing in gc.get_objects():
             if issubclass(type(thing), io.TextIOWrapper | io.BufferedWriter) and not thing.closed:
@@ -99,12 +103,14 @@ def let_go_of_files(loaded: Loaded, more_are_open: MoreAreOpen) -> None:
             stream.flush()
 
 
-def _let_go(module: Any) -> None:
+def _let_go(names: Any) -> None:
     """Drop the variables of a program's own module, so that what they hold is closed."""
-    names = getattr(module, "__dict__", None)
-    if names is None or os.path.isabs(str(names.get("__file__", "/"))):
+    if names is None:
         return
     for private in (True, False):
         for name in list(names):
             if name != "__builtins__" and (name[:1] == "_" and name[1:2] != "_") == private:
                 names[name] = None
+
+
+own_frames.without_path(run_and_leave)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import struct
 
 from . import syscalls
+from .footprint import LARGEST_TCP_BUFFER
 
 # What a guest sees as its own user and group, whoever runs Belljar.
 GUEST_ID = 1000
@@ -24,6 +26,13 @@ def enter(*, network: bool) -> None:
     syscalls.sethostname("belljar")
     if network:
         loopback_up()
+        try:
+            bound_buffers()
+        except OSError as error:
+            # Containers have /proc/sys read-only, or none: then a connection may have more beside
+            # the limit, some 70 KB instead of 20.
+            if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT):
+                raise
 
 
 def own_user(also: int = 0) -> None:
@@ -54,6 +63,24 @@ def loopback_up() -> None:
         fcntl.ioctl(sock.fileno(), _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP))
     finally:
         sock.close()
+
+
+# Smallest, first and largest buffer of a TCP socket. A group's limit of socket buffers is passed by
+# what the kernel grants a connection in any case: one segment, of at most the first window.
+_TCP_BUFFERS = b"4096 16384 %d" % LARGEST_TCP_BUFFER
+
+
+def bound_buffers() -> None:
+    """Keep TCP sockets of this network namespace, which must be the run's own, to small buffers.
+
+    Needs a /proc with /proc/sys. A namespace inherits the host's, which are of many megabytes.
+    """
+    for name in ("tcp_rmem", "tcp_wmem"):
+        fd = os.open(f"/proc/sys/net/ipv4/{name}", os.O_WRONLY)
+        try:
+            os.write(fd, _TCP_BUFFERS)
+        finally:
+            os.close(fd)
 
 
 def own_mounts() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 
 from . import syscalls
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 # parents of a mount point, never on the mount point that it hides.
 SANDBOX, RUN = "/sandbox", "/sandbox/run"
 WORK, TMP, SHM = "/sandbox/run/work", "/sandbox/run/tmp", "/sandbox/run/shm"
+HOME = "/sandbox/run/home"
 # Where mounts wait that go below one of those, until the run has mounted it.
 WAITING = "/.mounts"
 # A pipe that everybody may write to, read-only root or not, unless Landlock is on.
@@ -35,7 +37,7 @@ LINKS = (
 )  # fmt: skip
 ETC = {
     "passwd": "root:x:0:0:root:/:/usr/sbin/nologin\n"
-    "user:x:1000:1000:user:/sandbox/run/work:/bin/sh\n"
+    "user:x:1000:1000:user:/sandbox/run/home:/bin/sh\n"
     "nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
     "group": "root:x:0:\nuser:x:1000:\nnogroup:x:65534:\n",
     "hosts": "127.0.0.1 localhost belljar\n::1 localhost\n",
@@ -43,7 +45,9 @@ ETC = {
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\nservices: files\n",
 }
 _SMALL = 256 << 10
+_MOST_COPIED = 200
 _QUIET = syscalls.MS_NOSUID | syscalls.MS_NODEV
+_PROC = _QUIET | syscalls.MS_NOEXEC
 _BIND = syscalls.MS_BIND | syscalls.MS_REC
 _HARMLESS = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
 
@@ -119,13 +123,54 @@ def prepare_run(*, uid: int, disk: int, inodes: int, waiting: list[tuple[str, st
     """
     options = f"size={disk},nr_inodes={inodes},mode=755,uid={uid},gid={uid}"
     syscalls.mount("tmpfs", RUN, "tmpfs", _QUIET, options)
-    for path in (WORK, TMP, SHM):
+    for path in (WORK, TMP, SHM, HOME):
         os.mkdir(path, 0o700)
         if uid:
             os.chown(path, uid, uid)
     for source, destination in waiting:
         _mount_point(source, destination)
         syscalls.mount(source, destination, None, _BIND)
+
+
+def processes_only() -> None:
+    """In a run's own namespaces: a /proc that lists its processes, and nothing of the host."""
+    syscalls.mount("proc", "/proc", "proc", _PROC, "subset=pid,hidepid=ptraceable")
+
+
+def processes_and(
+    texts: dict[str, str],
+    made: str = f"{RUN}/proc",
+    options: str | None = "hidepid=ptraceable",
+) -> None:
+    """A /proc with the run's processes and these files, in place of what the kernel has there.
+
+    The kernel offers processes alone, where nothing can be added, or everything: then all the rest
+    is covered, whatever it is called. Links lead only to what can be seen anyway. `made` is a
+    directory for the moment, on a file system of the run's own.
+    """
+    syscalls.mount("proc", "/proc", "proc", _PROC, options)
+    os.mkdir(made, 0o700)
+    empty = f"{made}/directory", f"{made}/file"
+    os.mkdir(empty[0], 0o555)
+    os.close(os.open(empty[1], os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o444))
+    with os.scandir("/proc") as entries:
+        found = [entry for entry in entries if not (entry.name.isdigit() or entry.is_symlink())]
+    for entry in found:
+        source = empty[not entry.is_dir(follow_symlinks=False)]
+        if entry.name in texts:
+            source = f"{made}/{entry.name}"
+            with open(source, "wb", 0) as file:
+                file.write(texts[entry.name].encode())
+                os.fchmod(file.fileno(), 0o444)
+        try:
+            syscalls.mount(source, f"/proc/{entry.name}", None, syscalls.MS_BIND)
+        except FileNotFoundError:  # the kernel has just taken it away
+            continue
+        if source not in empty:
+            os.unlink(source)
+    os.rmdir(empty[0])
+    os.unlink(empty[1])
+    os.rmdir(made)
 
 
 def _show(
@@ -153,11 +198,40 @@ def _show(
 
 
 def _copied(source: str, destination: str) -> bool:
-    """A small file is copied: every mount is one more that each run has to duplicate and undo."""
+    """What is small is copied: every mount is one more that each run has to duplicate and undo."""
+    if os.path.isdir(source):
+        return _copied_directory(source, destination)
     if not os.path.isfile(source) or os.path.getsize(source) > _SMALL:
         return False
+    os.makedirs(os.path.dirname(destination) or ".", exist_ok=True)
     with open(source, "rb") as original, open(destination, "wb") as copy:
         copy.write(original.read(_SMALL))
+    return True
+
+
+def _copied_directory(source: str, destination: str) -> bool:
+    """Only where everybody may read all of it: the copies belong to everybody."""
+    found: list[tuple[str, os.stat_result]] = []
+    for directory, names, files in os.walk(source):
+        for name in (*names, *files):
+            path = os.path.join(directory, name)
+            status = os.lstat(path)
+            wanted = 0o005 if stat.S_ISDIR(status.st_mode) else 0o004
+            if status.st_mode & wanted != wanted:
+                return False
+            found.append((path, status))
+    if len(found) > _MOST_COPIED or sum(status.st_size for _, status in found) > _SMALL:
+        return False
+    os.makedirs(destination, exist_ok=True)
+    for path, status in found:
+        place = os.path.join(destination, os.path.relpath(path, source))
+        if stat.S_ISLNK(status.st_mode):
+            os.symlink(os.readlink(path), place)
+        elif stat.S_ISDIR(status.st_mode):
+            os.mkdir(place, 0o755)
+        elif stat.S_ISREG(status.st_mode):
+            with open(path, "rb") as original, open(place, "wb") as copy:
+                copy.write(original.read(_SMALL))
     return True
 
 

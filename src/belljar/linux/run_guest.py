@@ -15,7 +15,7 @@ import os
 import resource
 import struct
 
-from . import landlock, leave, namespaces, root, seccomp, syscalls
+from . import landlock, leave, namespaces, own_frames, root, seccomp, syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 FRAMES = 3
+HANDED_OVER = b"handed over"
 GUEST_ID = 1000
 EVERY_SIGNAL = tuple(_signal.valid_signals())
 
@@ -61,8 +62,7 @@ def be_guest(
         ready, ruleset = FRAMES + 1, FRAMES + 2 if ruleset >= 0 else -1
         syscalls.close_from(len(kept))
         _enter(shape, settled)
-        work = os.open(root.WORK, os.O_RDONLY | os.O_DIRECTORY)
-        mounts = os.open("/proc/self/ns/mnt", os.O_RDONLY)
+        _hand_over(ready)
         _lose_everything(shape, settled, ruleset)
         _check(settled)
         if settled.rehearse is not None and shape["parked"]:
@@ -75,10 +75,7 @@ def be_guest(
                 settled.reseed()
         if shape["keeper"]:
             _leave_to_a_keeper(settled.stack)
-        answer = _socket.socket(fileno=ready)
-        passed = struct.pack("2i", work, mounts)
-        answer.sendmsg([b"ready"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, passed)])
-        answer.detach()
+        os.write(ready, b"ready")
         syscalls.close_from(FRAMES + 1)
     except BaseException as error:  # noqa: BLE001 - told to the slot, and through it to the host
         os.write(ready, f"{type(error).__name__}: {error}".encode())
@@ -90,6 +87,8 @@ def be_guest(
     except OSError as error:  # a name too long, more files than the disk has room for
         os.write(2, f"belljar: a file could not be written: {error}\n".encode())
         os._exit(120)
+    if start["cores"]:
+        os.sched_setaffinity(0, start["cores"])
     if start["argv"]:
         execute(start)
     _work(settled, interpreter, start)
@@ -100,23 +99,37 @@ def _enter(shape: dict[str, Any], settled: Settled) -> None:
     flags = syscalls.CLONE_NEWNS
     if "namespaces" in settled.layers:
         flags |= syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS
-        flags |= syscalls.CLONE_NEWNET if shape["own_network"] else 0
+        flags |= syscalls.CLONE_NEWNET if shape["network"] == "fresh" else 0
     syscalls.unshare(flags)
     if flags & syscalls.CLONE_NEWNET:
         namespaces.loopback_up()
+        namespaces.bound_buffers()
     root.prepare_run(
         uid=shape["uid"],
         disk=shape["disk"],
         inodes=shape["inodes"],
         waiting=shape["waiting"],
     )
-    syscalls.mount(
-        "proc",
-        "/proc",
-        "proc",
-        syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC,
-        "subset=pid,hidepid=ptraceable",
-    )
+    if shape["proc"]:
+        root.processes_and(shape["proc"])
+    else:
+        root.processes_only()
+
+
+def _hand_over(answer: int) -> None:
+    """Send the slot the work directory, and the mounts, which it keeps until the run is over.
+
+    Before the limits are put on us: descriptors on their way are counted for the user, who is the
+    same for all runs of an ordinary user, and compared with the sender's limit of open files.
+    """
+    work = os.open(root.WORK, os.O_RDONLY | os.O_DIRECTORY)
+    mounts = os.open("/proc/self/ns/mnt", os.O_RDONLY)
+    sender = _socket.socket(fileno=answer)
+    passed = struct.pack("2i", work, mounts)
+    sender.sendmsg([HANDED_OVER], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, passed)])
+    sender.detach()
+    os.close(work)
+    os.close(mounts)
 
 
 def be_the_first_to_go() -> None:
@@ -244,6 +257,7 @@ def _start_message(run: dict[str, Any], env: dict[str, str]) -> bytes:
     program: bytes = run["code"].encode()
     files = [(run["filename"], len(program), 0)]
     start = {"argv": [], "run": run, "frames": True, "later": False, "env": env, "files": files}
+    start["cores"] = ()
     head = marshal.dumps(start)
     return len(head).to_bytes(4, "big") + head + program
 
@@ -370,3 +384,6 @@ def _work(settled: Settled, interpreter: Any, start: dict[str, Any]) -> NoReturn
 def more_are_open() -> bool:
     # Since Linux 6.2 the directory's size is how many descriptors there are.
     return (os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd")) - 1) > 3
+
+
+own_frames.without_path(be_guest, _work)

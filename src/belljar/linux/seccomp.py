@@ -23,25 +23,30 @@ _TABLE: Mapping[str, tuple[int | None, int | None]] = {
     "clock_settime": (227, 112), "clone": (56, 220), "clone3": (435, 435),
     "delete_module": (176, 106), "fanotify_init": (300, 262), "fchmod": (91, 52),
     "fchmodat": (268, 53), "fchmodat2": (452, 452), "fchown": (93, 55), "fchownat": (260, 54),
+    "fcntl": (72, 25),
     "file_setattr": (469, 469), "finit_module": (313, 273), "fremovexattr": (199, 16),
     "fsconfig": (431, 431), "fsetxattr": (190, 7), "fsmount": (432, 432), "fsopen": (430, 430),
     "fspick": (433, 433), "futimesat": (261, None),
-    "init_module": (175, 105), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
-    "io_uring_setup": (425, 425), "ioctl": (16, 29), "ioperm": (173, None), "iopl": (172, None),
+    "init_module": (175, 105), "inotify_add_watch": (254, 27), "inotify_init": (253, None),
+    "inotify_init1": (294, 26), "inotify_rm_watch": (255, 28), "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427), "io_uring_setup": (425, 425), "ioctl": (16, 29),
+    "ioperm": (173, None), "iopl": (172, None),
     "kcmp": (312, 272), "kexec_file_load": (320, 294), "kexec_load": (246, 104),
     "keyctl": (250, 219), "lchown": (94, None), "lremovexattr": (198, 15), "lsetxattr": (189, 6),
     "memfd_create": (319, 279), "memfd_secret": (447, 447),
-    "migrate_pages": (256, 238), "mount": (165, 40), "mount_setattr": (442, 442),
+    "migrate_pages": (256, 238), "mmap": (9, 222), "mount": (165, 40), "mount_setattr": (442, 442),
     "move_mount": (429, 429), "move_pages": (279, 239), "mq_open": (240, 180),
     "msgctl": (71, 187), "msgget": (68, 186), "msgrcv": (70, 188), "msgsnd": (69, 189),
     "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265), "open_tree": (428, 428),
     "open_tree_attr": (467, 467), "perf_event_open": (298, 241),
     "pidfd_getfd": (438, 438), "pivot_root": (155, 41), "process_madvise": (440, 440),
+    "prlimit64": (302, 261),
     "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "ptrace": (101, 117),
     "quotactl": (179, 60), "quotactl_fd": (443, 443), "reboot": (169, 142),
     "removexattr": (197, 14), "removexattrat": (466, 466), "request_key": (249, 218),
     "sched_setaffinity": (203, 122), "semctl": (66, 191), "semget": (64, 190), "semop": (65, 193),
-    "semtimedop": (220, 192), "setns": (308, 268), "setsockopt": (54, 208),
+    "semtimedop": (220, 192), "sendmmsg": (307, 269), "sendmsg": (46, 211), "setns": (308, 268),
+    "setpriority": (141, 140), "setsockopt": (54, 208),
     "settimeofday": (164, 170), "setxattr": (188, 5), "setxattrat": (463, 463),
     "shmat": (30, 196), "shmctl": (31, 195), "shmget": (29, 194),
     "socket": (41, 198), "socketpair": (53, 199), "swapoff": (168, 225),
@@ -62,7 +67,14 @@ DENIED = (
     "unshare", "userfaultfd",
 )  # fmt: skip
 # Answered as if the kernel were older: callers have a fallback for that.
-ABSENT = ("clone3", "io_uring_enter", "io_uring_register", "io_uring_setup")
+ABSENT = (
+    "clone3", "inotify_add_watch", "inotify_init", "inotify_init1", "inotify_rm_watch",
+    "io_uring_enter", "io_uring_register", "io_uring_setup",
+)  # fmt: skip
+
+# Which arguments must be 0, "the caller" and "a process", because a filter knows no pids: otherwise
+# a guest limits, slows down or moves a process of ours that shares its user and ends its run.
+ONLY_ITSELF = {"prlimit64": (0,), "sched_setaffinity": (0,), "setpriority": (0, 1)}
 
 # Closed or ignored only where nothing else holds what they do.
 # Memory that no process maps: only a memory cgroup counts it.
@@ -84,7 +96,15 @@ _NAMESPACE_FLAGS = 0x7E02_0080
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 # FS_IOC_SETFLAGS, its 32-bit form, FS_IOC_SETVERSION, FS_IOC_FSSETXATTR.
 _METADATA_IOCTLS = (0x4008_6602, 0x4004_6602, 0x4008_7602, 0x401C_5820)
-_SOL_SOCKET, _SO_LINGER = 1, 13
+# fcntl's F_SETLEASE: a lease outlives its owner by as long as that takes to end, and keeps us from
+# reading the file. F_NOTIFY: inotify's ancestor. F_SETPIPE_SZ: the pages of all pipes of a user
+# together are limited, and with it 64 pipes use them up.
+REFUSED_FCNTLS = (1024, 1026, 1031)
+# Pages of the host's pool of huge ones are counted by no limit of memory.
+MAP_HUGETLB, MFD_HUGETLB, _SHM_HUGETLB = 0x4_0000, 4, 0o4000
+# Descriptors on their way are out of a watchdog's sight.
+DESCRIPTOR_SENDERS = ("sendmsg", "sendmmsg")
+_SOL_SOCKET, _SO_LINGER, _SO_SNDBUF, _SO_RCVBUF = 1, 13, 7, 8
 _SOCK_STREAM, _SOCK_SEQPACKET, _SOCK_TYPE_MASK = 1, 5, 0xF
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN, _AND = 0x20, 0x15, 0x35, 0x45, 0x06, 0x54
@@ -111,7 +131,12 @@ def guest_filter(
     """
     machine = machine or syscalls.MACHINE
     refuse, ignored = _ERRNO | errno.EPERM, tuple(ignored)
-    rules: dict[str, list[bytes]] = {name: [_op(_RETURN, refuse)] for name in (*DENIED, *closed)}
+    socket_families = tuple(socket_families)
+    rules: dict[str, list[bytes]] = {
+        name: [*_must_be_zero(arguments), _op(_RETURN, _ALLOW)]
+        for name, arguments in ONLY_ITSELF.items()
+    }
+    rules |= {name: [_op(_RETURN, refuse)] for name in (*DENIED, *closed)}
     rules |= {name: [_op(_RETURN, _ERRNO | errno.ENOSYS)] for name in ABSENT}
     rules |= {name: [_op(_RETURN, _ERRNO)] for name in ignored}
     rules["clone"] = [
@@ -122,15 +147,33 @@ def guest_filter(
     ]
     ioctls = (_TIOCSTI, _TIOCLINUX, *(_METADATA_IOCTLS if "fchmod" in ignored else ()))
     rules["ioctl"] = _one_of(1, ioctls, then=refuse, otherwise=_ALLOW)
+    # Where nothing counts such memory, nothing counts socket buffers and what they carry either.
+    counted = "memfd_create" not in rules
+    rules["fcntl"] = _one_of(1, REFUSED_FCNTLS, then=refuse, otherwise=_ALLOW)
+    # Huge pages of the pool are counted by no memory controller: answered as without a pool.
+    for name, argument, flag, error in (
+        ("mmap", 3, MAP_HUGETLB, errno.ENOMEM),
+        ("memfd_create", 1, MFD_HUGETLB, errno.EINVAL),
+        ("shmget", 2, _SHM_HUGETLB, errno.ENOMEM),
+    ):
+        without = [_op(_ANY_BIT, flag, 0, 1), _op(_RETURN, _ERRNO | error), _op(_RETURN, _ALLOW)]
+        rules.setdefault(name, [_argument(argument), *without])
+    if not (counted or socket_families):
+        rules |= {name: [_op(_RETURN, refuse)] for name in DESCRIPTOR_SENDERS}
     rules["socket"] = _one_of(
         0, socket_families, then=_ALLOW, otherwise=_ERRNO | errno.EAFNOSUPPORT
     )
     # Whoever closes such a connection last waits, and that could be us (syscalls.py says how).
+    # Larger buffers: asking succeeds without effect, as at the kernel's own maximum.
+    sizes = () if counted else (_SO_SNDBUF, _SO_RCVBUF)
     rules["setsockopt"] = [
         _argument(1),
         _op(_EQUAL, _SOL_SOCKET, 1, 0),
         _op(_RETURN, _ALLOW),
-        *_one_of(2, (_SO_LINGER,), then=refuse, otherwise=_ALLOW),
+        _argument(2),
+        *[_op(_EQUAL, _SO_LINGER, 0, 1), _op(_RETURN, refuse)],
+        *(step for size in sizes for step in (_op(_EQUAL, size, 0, 1), _op(_RETURN, _ERRNO))),
+        _op(_RETURN, _ALLOW),
     ]
     # A pair of datagram sockets is no pair: each end can still send to any name in the file system.
     rules["socketpair"] = [
@@ -178,6 +221,14 @@ def _one_of(index: int, values: Iterable[int], *, then: int, otherwise: int) -> 
     for value in values:
         body += [_op(_EQUAL, value, 0, 1), _op(_RETURN, then)]
     return [*body, _op(_RETURN, otherwise)]
+
+
+def _must_be_zero(arguments: Iterable[int]) -> list[bytes]:
+    """EPERM unless all these arguments are 0; then the next instruction decides."""
+    body = []
+    for index in arguments:
+        body += [_argument(index), _op(_EQUAL, 0, 1, 0), _op(_RETURN, _ERRNO | errno.EPERM)]
+    return body
 
 
 class _Program(ctypes.Structure):

@@ -5,6 +5,9 @@ guest last of all and takes away what only the set-up of a run needs. The kernel
 of the two. A call that is in no list is answered ENOSYS, as if the kernel were older, so that a
 program which has a fallback uses it; a call that is closed on purpose is answered EPERM.
 32-bit calls kill the process: their numbers mean other things. x32 is answered ENOSYS.
+
+Not listed, because a user has few of them and every run of an ordinary user is that user: inotify,
+which also shows what others open below /usr.
 """
 
 from __future__ import annotations
@@ -12,7 +15,15 @@ from __future__ import annotations
 import errno
 
 from . import syscall_table, syscalls
-from .seccomp import _op  # the assembler's one instruction
+from .seccomp import (
+    DESCRIPTOR_SENDERS,
+    MAP_HUGETLB,
+    MFD_HUGETLB,
+    ONLY_ITSELF,
+    REFUSED_FCNTLS,
+    _must_be_zero,
+    _op,  # the assembler's one instruction
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,9 +47,9 @@ ALLOWED = _words("""
     renameat renameat2 link linkat symlink symlinkat mknod mknodat chmod fchmod fchmodat fchmodat2
     chown fchown lchown fchownat utime utimes futimesat utimensat cachestat
     getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr setxattr lsetxattr fsetxattr
-    removexattr lremovexattr fremovexattr inotify_init inotify_init1 inotify_add_watch
-    inotify_rm_watch mmap munmap mremap mprotect msync mincore madvise brk mlock mlock2 munlock
-    munlockall membarrier memfd_create pkey_alloc pkey_free pkey_mprotect get_mempolicy mseal
+    removexattr lremovexattr fremovexattr mmap munmap mremap mprotect msync mincore madvise brk
+    mlock mlock2 munlock munlockall membarrier memfd_create pkey_alloc pkey_free pkey_mprotect
+    get_mempolicy mseal
     clone fork vfork execve execveat exit exit_group wait4 waitid set_tid_address rseq
     set_robust_list get_robust_list futex futex_waitv futex_wake futex_wait futex_requeue
     arch_prctl get_thread_area set_thread_area prctl restart_syscall
@@ -87,17 +98,19 @@ NAMESPACES = 0x7E02_0000  # every CLONE_NEW* that clone knows
 CLONE_PARENT = 0x8000  # a child that would not be below the guest, but beside it
 _MAP_SHARED, _MAP_SHARED_VALIDATE, _MAP_TYPE, _MAP_ANONYMOUS = 1, 3, 0xF, 0x20
 TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
-# A lease outlives its owner by as long as that takes to end, and keeps us from reading the file.
-F_SETLEASE = 1024
 # Whoever closes such a connection last waits: that could be the host (syscalls.refuse_descriptors).
 SOL_SOCKET, SO_LINGER = 1, 13
+SO_SNDBUF, SO_RCVBUF = 7, 8
 # Calls that are allowed only with some of their arguments, in containers too.
 CONDITIONED = (*MODES, "clone", "ioctl", "mknod", "mknodat", "socket", "socketpair")
 _FIFO, _REGULAR, _SOCKET = 0o010000, 0o100000, 0o140000
 
 _LOAD, _JUMP, _EQUAL, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x05, 0x15, 0x35, 0x45, 0x54, 0x06
 _ALLOW, _KILL = 0x7FFF_0000, 0x8000_0000
+_SUCCESS = 0x0005_0000  # without doing anything
 _EPERM = 0x0005_0000 | errno.EPERM
+_EINVAL = 0x0005_0000 | errno.EINVAL
+_ENOMEM = 0x0005_0000 | errno.ENOMEM
 _ENOSYS = 0x0005_0000 | errno.ENOSYS
 _EAFNOSUPPORT = 0x0005_0000 | errno.EAFNOSUPPORT
 _ARCH = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
@@ -116,13 +129,22 @@ def base(machine: str = syscalls.MACHINE) -> bytes:
 
 
 def delta(
-    families: Iterable[int], *, memfd: bool, affinity: bool, machine: str = syscalls.MACHINE
+    families: Iterable[int],
+    *,
+    memfd: bool,
+    affinity: bool,
+    alone: bool = False,
+    machine: str = syscalls.MACHINE,
 ) -> bytes:
     """What a guest loses on top: `families` are all it may open sockets of.
 
-    `memfd=False` closes memory that is a file's, whose pages only a memory cgroup would count;
-    `affinity=False` keeps a guest on the cores it was given.
+    `memfd=False` says that no memory cgroup counts it, and closes what only that could count: a
+    file's memory, larger socket buffers and, without `families`, descriptors sent over sockets,
+    where they are out of a watchdog's sight. `affinity=False` keeps a guest on the cores it was
+    given; `alone=True` is for a sandbox in which a process of Belljar's has the guest's user and no
+    more capabilities than the guest.
     """
+    families = tuple(families)
     actions: dict[str, Action] = dict.fromkeys(SETUP, _EPERM)
     # Its flags are in memory, out of a filter's sight; the C library tries clone next.
     actions["clone3"] = _ENOSYS
@@ -133,37 +155,66 @@ def delta(
         _op(_RETURN, _ALLOW),
     )
     actions["ioctl"] = _one_of(1, TERMINAL_INPUT, then=_EPERM, otherwise=_ALLOW)
-    actions["fcntl"] = _one_of(1, (F_SETLEASE,), then=_EPERM, otherwise=_ALLOW)
-    actions["setsockopt"] = no_lingering()
+    actions["fcntl"] = _one_of(1, REFUSED_FCNTLS, then=_EPERM, otherwise=_ALLOW)
+    actions["setsockopt"] = socket_options(counted=memfd)
     actions["socket"] = _one_of(0, families, then=_ALLOW, otherwise=_EAFNOSUPPORT)
     actions["socketpair"] = _one_of(0, (AF_UNIX,), then=_ALLOW, otherwise=_EAFNOSUPPORT)
-    if not memfd:
-        actions["memfd_create"] = _EPERM
-        actions["mmap"] = no_shared_memory()
+    actions["mmap"] = maps(shared=memfd)
+    actions["memfd_create"] = memory_files() if memfd else _EPERM
+    if not (memfd or families):
+        actions |= dict.fromkeys(DESCRIPTOR_SENDERS, _EPERM)
+    # A jail's init has capabilities that its guest lacks, which holds priorities and cores.
+    actions |= only_itself() if alone else only_itself(("prlimit64",))
     if not affinity:
         actions["sched_setaffinity"] = _EPERM
     return _search(actions, _ALLOW, machine)
 
 
-def no_lingering() -> tuple[bytes, ...]:
-    return (
-        _argument(1),
-        _op(_EQUAL, SOL_SOCKET, 1, 0),
-        _op(_RETURN, _ALLOW),
-        *_one_of(2, (SO_LINGER,), then=_EPERM, otherwise=_ALLOW),
-    )
+def only_itself(names: Iterable[str] = ONLY_ITSELF) -> dict[str, Action]:
+    """These calls for the calling process alone, EPERM for any other."""
+    return {name: (*_must_be_zero(ONLY_ITSELF[name]), _op(_RETURN, _ALLOW)) for name in names}
 
 
-def no_shared_memory() -> tuple[bytes, ...]:
-    """Pages of a shared map outlive their place in it, so that no process is seen to have them."""
+def socket_options(*, counted: bool) -> tuple[bytes, ...]:
+    """setsockopt without SO_LINGER.
+
+    Unless a memory cgroup counts them, buffers stay at the size that a watchdog counts a socket at.
+    Asking for more succeeds without effect, as it does at the kernel's own maximum.
+    """
+    sizes = () if counted else (SO_SNDBUF, SO_RCVBUF)
+    body = [_argument(1), _op(_EQUAL, SOL_SOCKET, 1, 0), _op(_RETURN, _ALLOW), _argument(2)]
+    for option, answer in ((SO_LINGER, _EPERM), *((size, _SUCCESS) for size in sizes)):
+        body += [_op(_EQUAL, option, 0, 1), _op(_RETURN, answer)]
+    return (*body, _op(_RETURN, _ALLOW))
+
+
+def maps(*, shared: bool) -> tuple[bytes, ...]:
+    """mmap without huge pages of the pool, which is answered as if that were empty.
+
+    Unless `shared`, without shared anonymous memory either: its pages outlive their place in a
+    process, so that no process is seen to have them.
+    """
+    body = (_argument(3), _op(_ANY_BIT, MAP_HUGETLB, 0, 1), _op(_RETURN, _ENOMEM))
+    if shared:
+        return (*body, _op(_RETURN, _ALLOW))
     return (
-        _argument(3),
+        *body,
         _op(_ANY_BIT, _MAP_ANONYMOUS, 1, 0),
         _op(_RETURN, _ALLOW),
         _op(_AND, _MAP_TYPE),
         _op(_EQUAL, _MAP_SHARED, 1, 0),
         _op(_EQUAL, _MAP_SHARED_VALIDATE, 0, 1),
         _op(_RETURN, _EPERM),
+        _op(_RETURN, _ALLOW),
+    )
+
+
+def memory_files() -> tuple[bytes, ...]:
+    """memfd_create without MFD_HUGETLB, as kernels before it have it."""
+    return (
+        _argument(1),
+        _op(_ANY_BIT, MFD_HUGETLB, 0, 1),
+        _op(_RETURN, _EINVAL),
         _op(_RETURN, _ALLOW),
     )
 

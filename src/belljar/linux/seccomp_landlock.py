@@ -6,12 +6,17 @@ not hold and what the jail leaves to its namespaces and mounts:
 
     modes, owners, times    do nothing and report success: Landlock would let an owner change them
     extended attributes     EOPNOTSUPP, reading too: Landlock does not ask for a path here
-    inotify                 ENOSYS: it would tell the names in directories that cannot be listed
+    inotify                 ENOSYS in BASE: it would tell the names in directories that cannot be
+                            listed, and a user has few instances
+    pipes                   of the size they are made with: a user has few pages for them
     sockets                 AF_UNIX never (a path reaches any daemon), others if the policy opens
                             the network; pairs of connected ones always
     other processes         their limits, priority, cores, leases and signals by descriptor: EPERM
     shared memory           without a cgroup nobody counts memfd (EPERM), and shared anonymous maps:
                             closed (EPERM) where memory is to be enforced by counting
+    sockets' memory         without a cgroup buffers stay as they are, and no descriptors are sent
+                            (EPERM), which would hide what they hold
+    huge pages              never: no cgroup's memory limit counts them
     preallocation           EOPNOTSUPP: it fills a disk faster than anybody looks
     fork                    EAGAIN where a run is one process; threads stay
     ioctl                   a list of harmless ones, ENOTTY for the rest
@@ -23,7 +28,15 @@ import errno
 
 from . import seccomp_jail as jail
 from . import syscalls
-from .seccomp import _SOCK_SEQPACKET, _SOCK_STREAM, _SOCK_TYPE_MASK, METADATA, _op
+from .seccomp import (
+    _SOCK_SEQPACKET,
+    _SOCK_STREAM,
+    _SOCK_TYPE_MASK,
+    DESCRIPTOR_SENDERS,
+    METADATA,
+    REFUSED_FCNTLS,
+    _op,
+)
 from .seccomp_jail import _ALLOW, _EPERM, _RETURN, _argument, _one_of, _words
 
 TYPE_CHECKING = False
@@ -37,11 +50,9 @@ XATTRS = _words("""
     listxattr llistxattr flistxattr
 """)
 MODES_OWNERS_TIMES = tuple(name for name in METADATA if "xattr" not in name)
-WATCHES = ("inotify_init", "inotify_init1", "inotify_add_watch", "inotify_rm_watch")
 CONNECTIONS = ("bind", "connect", "listen", "accept", "accept4")
-# F_SETOWN and F_SETOWN_EX send signals to others, a lease makes the opener of a file wait, and
-# F_NOTIFY is inotify's ancestor.
-_FCNTLS = (8, 15, 1024, 1026)
+# F_SETOWN and F_SETOWN_EX send signals to others.
+_FCNTLS = (8, 15, *REFUSED_FCNTLS)
 # TCGETS, TIOCGPGRP, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX, TCGETS2, FICLONE and
 # FICLONERANGE.
 _IOCTLS = (
@@ -50,7 +61,6 @@ _IOCTLS = (
 # Names, addresses and numbers of interfaces, to read.
 _NETWORK_IOCTLS = (0x8910, 0x8912, 0x8913, 0x8915, 0x891B, 0x8921, 0x8927, 0x8933, 0x8942)
 _CLONE_THREAD = 0x0001_0000
-_SUCCESS = 0x0005_0000
 _EAGAIN = 0x0005_0000 | errno.EAGAIN
 _EOPNOTSUPP = 0x0005_0000 | errno.EOPNOTSUPP
 _ENOTTY = 0x0005_0000 | errno.ENOTTY
@@ -78,32 +88,24 @@ def delta(
     actions["clone"] = _clone(children)
     if not children:
         actions |= {"fork": _EAGAIN, "vfork": _EAGAIN}
-    actions |= dict.fromkeys(MODES_OWNERS_TIMES, _SUCCESS)
+    actions |= dict.fromkeys(MODES_OWNERS_TIMES, jail._SUCCESS)
     actions |= dict.fromkeys(XATTRS, _EOPNOTSUPP)
-    actions |= dict.fromkeys(WATCHES, jail._ENOSYS)
     actions["fallocate"] = _EOPNOTSUPP
     actions["fcntl"] = _one_of(1, _FCNTLS, then=_EPERM, otherwise=_ALLOW)
     ioctls = (*_IOCTLS, *(_NETWORK_IOCTLS if families else ()))
     actions["ioctl"] = _one_of(1, ioctls, then=_ALLOW, otherwise=_ENOTTY)
     actions["socket"] = _one_of(0, families, then=_ALLOW, otherwise=jail._EAFNOSUPPORT)
     actions["socketpair"] = _pair()
-    actions["setsockopt"] = jail.no_lingering()
+    actions["setsockopt"] = jail.socket_options(counted=counted)
     if not families:
         actions |= dict.fromkeys(CONNECTIONS, _EPERM)
-    for name in ("prlimit64", "sched_setaffinity"):
-        actions[name] = _one_of(0, (0,), then=_ALLOW, otherwise=_EPERM)
+    actions |= jail.only_itself()
     if not affinity:
         actions["sched_setaffinity"] = _EPERM
-    actions["setpriority"] = (
-        _argument(0),
-        _op(jail._EQUAL, 0, 1, 0),
-        _op(_RETURN, _EPERM),
-        *_one_of(1, (0,), then=_ALLOW, otherwise=_EPERM),
-    )
-    if not counted:
-        actions["memfd_create"] = _EPERM
-        if not children:
-            actions["mmap"] = jail.no_shared_memory()
+    actions["mmap"] = jail.maps(shared=counted or children)
+    actions["memfd_create"] = jail.memory_files() if counted else _EPERM
+    if not (counted or families):
+        actions |= dict.fromkeys(DESCRIPTOR_SENDERS, _EPERM)
     if not truncate:
         actions["truncate"] = _EPERM
     return jail._search(actions, _ALLOW, machine)

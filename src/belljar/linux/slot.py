@@ -19,6 +19,11 @@ Why an anchor: a program that were pid 1 itself would not die of its own signals
 collect orphans. As it shares memory, it costs next to nothing to make; a forked interpreter would
 copy hundreds of pages. It never runs a line of Python.
 
+Networks: a run that may make sockets gets a namespace of its own from the guest's set-up. One that
+may only make pairs of them gets the slot's, which is made once, because a namespace takes the
+kernel half a millisecond: no other run is in it at the same time, it has no address, not even a
+loopback that is up, and pairs end with their processes, before the next run starts.
+
 `keeper.py` says why there is a keeper, and how it is known to be at its end.
 
 Who kills whom: the host kills the anchor by its pidfd, and with it the kernel kills everybody in
@@ -42,17 +47,16 @@ import resource
 import struct
 import time
 
-from . import seccomp_jail, syscalls
+from . import footprint, own_frames, seccomp_jail, syscalls
 from .keeper import Keeper
 from .root import FIRST_UID
-from .run_guest import EVERY_SIGNAL, Settled, be_guest
+from .run_guest import EVERY_SIGNAL, HANDED_OVER, Settled, be_guest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 MESSAGE = 1 << 18
-_PAGE = resource.getpagesize()
 _ANY_CHILD = 0x4000_0000  # __WALL: also one that was made to send no signal at its end
 _IDS_A_SLOT = 16
 
@@ -64,6 +68,10 @@ def serve(orders: int, shelf: int, settled: Settled, number: int, ids: int) -> N
     so it is done once for many runs, by us, and not by every guest for itself.
     """
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
+    # Descriptors that we send are counted together with those of every run of an ordinary user, and
+    # a run can have its own limit of open files on their way; a guest gets its own limit later.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     # Our memory is the anchor's, who lives among the guest's processes.
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
     _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGCHLD,))
@@ -97,6 +105,7 @@ class _Desk:
         self.own_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self.stack = syscalls.Stack()
         self.priority = os.sched_param(0)
+        self.has_network = False
 
 
 class _Run:
@@ -171,6 +180,9 @@ def _one_run(desk: _Desk, shape: dict[str, Any], settled: Settled) -> None:
 
 def _start(run: _Run, desk: _Desk, shape: dict[str, Any], settled: Settled) -> None:
     """Returns when the guest is ready."""
+    if shape["network"] == "kept" and not desk.has_network:
+        syscalls.unshare(syscalls.CLONE_NEWNET)
+        desk.has_network = True
     syscalls.unshare(syscalls.CLONE_NEWPID)
     try:
         # The pipes come later: the anchor closes nothing.
@@ -190,6 +202,8 @@ def _start(run: _Run, desk: _Desk, shape: dict[str, Any], settled: Settled) -> N
             run.guest_has_its_own()
             words, fds = receive(ready)
             run.ours += fds
+            if words == HANDED_OVER:
+                words, _ = receive(ready)
         finally:
             ready.close()
     finally:
@@ -261,7 +275,7 @@ def _tell(shelf: _socket.socket, words: bytes, fds: list[int] | None = None) -> 
 def _rehearse(run: _Run, shape: dict[str, Any]) -> None:
     """Touch what `_watch` will touch, while nobody waits: the fork left every page to be copied."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    _last_line(0, usage.ru_utime + usage.ru_stime, 0, time.monotonic(), 0.0, "")
+    _last_line(0, usage.ru_utime + usage.ru_stime, 0, time.monotonic(), 0.0, "", 0)
     me = os.getpid()
     try:
         for process in (me, run.anchor):
@@ -299,10 +313,13 @@ def _watch(run: _Run, watch: dict[str, Any] | None) -> None:
     run.guest = 0
     ended = time.monotonic()
     seconds = usage.ru_utime + usage.ru_stime
-    gone = run.keeper is None or run.keeper.end()
+    gone, left = run.keeper is None or run.keeper.end(), 0
     if reason or not gone or not _is_alone(run, run.keeper):
+        # Without a control group only this count says that the limit on processes was met.
+        left = len(_members(run)) if watch and not reason else 0
         seconds += run.end()
-    line = _last_line(status, seconds, max(peak, usage.ru_maxrss * 1024), started, ended, reason)
+    peak = max(peak, usage.ru_maxrss * 1024)
+    line = _last_line(status, seconds, peak, started, ended, reason, left)
     try:
         os.write(run.run, line)
     except BrokenPipeError:
@@ -310,11 +327,11 @@ def _watch(run: _Run, watch: dict[str, Any] | None) -> None:
 
 
 def _last_line(
-    status: int, seconds: float, peak: int, started: float, ended: float, reason: str
+    status: int, seconds: float, peak: int, started: float, ended: float, reason: str, left: int
 ) -> bytes:
     return (
         f"exit {status} {seconds:.6f} {peak} {started:.6f} {ended:.6f} 0 "
-        f"{time.monotonic() - ended:.6f} {reason or '-'}\n"
+        f"{time.monotonic() - ended:.6f} {reason or '-'} {left}\n"
     ).encode()
 
 
@@ -371,7 +388,7 @@ def _members(run: _Run) -> list[int]:
 def _over(run: _Run, watch: dict[str, Any], peak: int) -> tuple[str, int]:
     """(why the run must end or nothing, the largest memory seen)."""
     members = _members(run)
-    memory = _memory(run, members, watch["memory"]) if watch["memory"] else 0
+    memory = _memory(run, members, watch) if watch["memory"] else 0
     peak = max(peak, memory)
     if watch["memory"] and memory > watch["memory"]:
         return "oom", peak
@@ -380,38 +397,11 @@ def _over(run: _Run, watch: dict[str, Any], peak: int) -> tuple[str, int]:
     return "", peak
 
 
-def _memory(run: _Run, members: list[int], limit: int) -> int:
-    # Resident sizes count shared pages many times: cheap, and an upper bound.
-    room = os.fstatvfs(run.work)
-    private = (room.f_blocks - room.f_bfree) * room.f_frsize
-    total = private
-    for pid in members:
-        total += _resident(pid)
-    if total <= limit:
-        return total
-    return private + sum(map(_own_memory, members))
-
-
-def _resident(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/statm", "rb") as file:
-            return int(file.read().split()[1]) * _PAGE
-    except (OSError, IndexError):  # it ended while we looked
-        return 0
-
-
-def _own_memory(pid: int) -> int:
-    """What is this process's alone, and its share of what it shares with the rest of the run."""
-    try:
-        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
-            for line in file:
-                if line.startswith(b"Pss:"):
-                    return int(line.split()[1]) * 1024
-    except PermissionError:  # one that hides from us is counted in full
-        return _resident(pid)
-    except OSError:
-        return 0
-    return 0
+def _memory(run: _Run, members: list[int], watch: dict[str, Any]) -> int:
+    files = os.fstatvfs(run.work)
+    private = (files.f_blocks - files.f_bfree) * files.f_frsize
+    room, own_network = watch["memory"] - private, watch["own_network"]
+    return private + footprint.of(members, room, watch["socket"], own_network=own_network)
 
 
 def _cpu_seconds(members: list[int]) -> float:
@@ -424,3 +414,6 @@ def _cpu_seconds(members: list[int]) -> float:
             continue
         total += sum(int(fields[index]) for index in (11, 12, 13, 14))
     return total / os.sysconf("SC_CLK_TCK")
+
+
+own_frames.without_path(serve, _one_run, _start, _fork_guest)

@@ -40,7 +40,7 @@ import marshal
 import os
 import sys
 
-from . import landlock, leave, root, run_guest, seccomp, seccomp_jail, slot, syscalls
+from . import landlock, leave, own_frames, root, run_guest, seccomp, seccomp_jail, slot, syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ _ALL = (
 
 
 # The worker and what it imports, in that order.
-_WORKER = ("protocol", "failures", "values", "worker")
+_WORKER = ("protocol", "failures", "shows", "values", "worker")
 
 
 def main(control: int, guest: str, worker: bool) -> None:
@@ -257,6 +257,8 @@ def _rehearse(settled: run_guest.Settled) -> None:
     program = "import sys\nprint(end='')\n1"
     if "pandas" in sys.modules:
         program = _TABLE + program
+    if "matplotlib.pyplot" in sys.modules:
+        program = _PLOT + program
     settled.rehearsal = {"code": program, "args": [], "filename": "main.py", "context": {}}
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
     settled.rehearse(theirs.detach(), settled.rehearsal)
@@ -270,6 +272,18 @@ frame = pandas.DataFrame({"a": [1, 2, 2], "b": [0.5, 1.5, 2.5], "c": ["x", "y", 
 frame.groupby("c")["b"].mean()
 frame["a"].sum(), frame.describe(), frame[frame["b"] > 1].sort_values("a")
 str(frame), frame.to_csv(None)
+"""
+
+
+# What draws first finds fonts, and builds much of a figure's parts.
+_PLOT = """
+import io, matplotlib.pyplot
+figure, axes = matplotlib.pyplot.subplots()
+axes.plot([1, 2], [2, 1], label="a")
+axes.set_title("a")
+axes.legend()
+figure.savefig(io.BytesIO(), format="png")
+matplotlib.pyplot.close(figure)
 """
 
 
@@ -310,3 +324,6 @@ def _serve(control: _socket.socket, settled: run_guest.Settled, ids: int) -> Non
         for fd in fds:
             os.close(fd)
         number += 1
+
+
+own_frames.without_path(main, _serve)

@@ -100,7 +100,8 @@ class FakeBackend:
         request, limits = plan.request, plan.policy.limits
         self.plans.append(plan)
         self.running.set()
-        captured = {"stdout": HeadTail(limits.output), "stderr": HeadTail(limits.output)}
+        cap, more = limits.output, plan.request.stream_cap
+        captured = {"stdout": HeadTail(cap, more), "stderr": HeadTail(cap, more)}
         for stream, data in self._output(request):
             if live := captured[stream].feed(data):
                 emit(Output(id=request.id, stream=stream, data=live))

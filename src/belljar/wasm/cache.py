@@ -55,14 +55,18 @@ def library() -> Library | None:
     """What is installed, without loading it; None if nothing is."""
     from importlib import metadata, util
 
-    found = util.find_spec("wasmtime")
+    try:
+        found = util.find_spec("wasmtime")
+    except ImportError:  # `trusted_imports`: what there is lies where a run could write
+        return None
     if found is None or not found.submodule_search_locations:
         return None
-    try:
-        version = metadata.version("wasmtime")
-    except metadata.PackageNotFoundError:
-        return None
-    return Library(version, found.submodule_search_locations[0])
+    package = found.submodule_search_locations[0]
+    # Of this package, not of what another entry of `sys.path` says is installed.
+    beside = [os.path.dirname(package)]
+    for installed in metadata.distributions(name="wasmtime", path=beside):
+        return Library(installed.version, package)
+    return None
 
 
 def directory() -> str:

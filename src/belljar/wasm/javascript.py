@@ -198,6 +198,7 @@ def run(instance: Instance, host: Host, request: str, stdin: bytes) -> int:
         "args": fields["args"],
         "env": fields["env"],
         "context": fields["context"],
+        "budget": fields.get("budget"),
         "stdin": stdin.decode("utf-8", "replace"),
     }
     host.instance = instance

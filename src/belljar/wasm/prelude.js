@@ -3,8 +3,10 @@
 (host) => {
   "use strict";
   const { stringify, parse } = JSON;
-  const VALUE = 0x82, ERROR = 0x83, DISPLAY = 0x84;
-  const MAX_TEXT = 8192, MAX_DEPTH = 60, MAX_NODES = 1000000;
+  const VALUE = 0x82, ERROR = 0x83, DISPLAY = 0x84, DROPPED = 0x88;
+  const MAX_TEXT = 8192, MAX_DEPTH = 60, NODE = 64;
+  // What the host keeps of a value; a request may say less. See guest/protocol.py.
+  let budget = 64 * 1048576;
 
   const clean = (text) => String(text).toWellFormed();
   const show = (value, depth = 0) => {
@@ -111,7 +113,9 @@
 
   const tagged = (tag, value) => `{"$":"${tag}","v":${value}}`;
   const write = (value, depth, count) => {
-    if (depth > MAX_DEPTH || ++count.nodes > MAX_NODES) throw new RangeError("too large to cross");
+    if (depth > MAX_DEPTH) throw new TypeError("it is nested too deeply");
+    count.size += NODE + (typeof value === "string" ? value.length : 0);
+    if (count.size > budget) throw new RangeError("it is too large");
     const inner = (item) => write(item, depth + 1, count);
     switch (typeof value) {
       case "boolean": return String(value);
@@ -141,17 +145,30 @@
 
   const begin = (request) => {
     const fields = parse(request);
+    if (fields.budget) budget = fields.budget.value;
     define("scriptArgs", ["main.js", ...fields.args]);
     define("env", fields.env);
     define("stdin", fields.stdin);
     for (const [name, wire] of Object.entries(fields.context)) define(name, read(wire));
   };
+  const notice = (value, problem) => {
+    const text = typeof value === "string", array = Array.isArray(value) || ArrayBuffer.isView(value);
+    const count = text || array ? value.length : value instanceof Map || value instanceof Set ? value.size : 0;
+    const name = typeof value === "object" && value.constructor ? value.constructor.name : typeof value;
+    const why = problem instanceof Error ? problem.message : problem;
+    return {
+      what: "value", type: clean(name).slice(0, 100), count: Number.isInteger(count) ? count : 0,
+      unit: count ? (text ? "characters" : "items") : "", field: problem instanceof RangeError ? "value" : "",
+      why: clean(why).slice(0, 200),
+    };
+  };
   const succeed = (value) => {
     if (value === undefined || value === null) value = globalThis.result;
     if (value !== undefined && value !== null) {
       try {
-        host.frame(VALUE, write(value, 0, { nodes: 0 }));
-      } catch {
+        host.frame(VALUE, write(value, 0, { size: 0 }));
+      } catch (problem) {
+        host.frame(DROPPED, stringify(notice(value, problem)));
         host.frame(DISPLAY, stringify({ "text/plain": clean(show(value)).slice(0, MAX_TEXT) }));
       }
     }

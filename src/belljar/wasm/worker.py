@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 CHANNEL = 3
 DONE = 0x10
 READY = 0x11
-_GUEST_KINDS = frozenset(range(0x81, 0x88))
-_MAX_FRAME = 32 << 20
+_GUEST_KINDS = frozenset(range(0x81, 0x89))
+_MAX_FRAME = (96 << 20) + (1 << 16)  # as guest/protocol.py, which is not at hand here
 _HEAD = 4
 _PIECE, _LARGE_PIECE = 1 << 16, 1 << 20
 _NEVER = 1 << 40

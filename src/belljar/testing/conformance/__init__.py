@@ -22,17 +22,19 @@ import pytest
 
 # Plain asserts below should fail with the values in them, as they do in a test file.
 _PARTS = (
-    "files", "harness", "kills", "limits", "policies", "programs", "reach", "results", "runs",
-    "values",
+    "files", "harness", "imports", "kills", "limits", "policies", "programs", "projects", "reach",
+    "results", "runs", "values",
 )  # fmt: skip
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))
 
 from .files import Files  # noqa: E402
 from .harness import Jar  # noqa: E402
+from .imports import Imports  # noqa: E402
 from .kills import Kills  # noqa: E402
 from .limits import Limits  # noqa: E402
 from .policies import Policies  # noqa: E402
 from .programs import Programs  # noqa: E402
+from .projects import Projects  # noqa: E402
 from .reach import Reach  # noqa: E402
 from .results import Results  # noqa: E402
 from .runs import Runs  # noqa: E402
@@ -41,5 +43,7 @@ from .values import Values  # noqa: E402
 __all__ = ["BackendConformance", "Jar"]
 
 
-class BackendConformance(Results, Values, Programs, Files, Reach, Limits, Kills, Runs, Policies):
+class BackendConformance(
+    Results, Values, Programs, Files, Imports, Reach, Projects, Limits, Kills, Runs, Policies
+):
     """Subclass it as `Test...` and define `make_backend`."""

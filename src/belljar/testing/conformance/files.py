@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
 
 from ... import languages
-from ...errors import RequestError
-from ...types import Status
+from ...errors import BackendFailed, PolicyError, PolicyUnenforceable, RequestError
+from ...types import Mount, Status
 from .harness import Backed, Jar, Watch
 
 
@@ -140,6 +141,34 @@ class Files(Backed):
                 file.write(b"scratch")
             """)
         assert result.success, result.error
+
+    @pytest.mark.parametrize("mode", ["ro", "rw"])
+    def test_the_collector_leaves_a_mount_alone(self, jar: Jar, open_dir: Path, mode: str) -> None:
+        closed = open_dir / "closed"
+        closed.mkdir()
+        (open_dir / "given").write_text("the host's")
+        (open_dir / "given").chmod(0o644)
+        mounts = (Mount(str(open_dir), "in/m", mode),)  # type: ignore[arg-type]
+        jar.needs(mounts=mounts)
+        closed.chmod(0)
+        result = jar.run("open('mine', 'w').write('x')", mounts=mounts, outputs=("*",))
+        assert result.success, result
+        assert result.files["mine"].data == b"x"  # the control arm: a file is collected
+        assert [name for name in result.files if name.startswith("in/")] == []
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in open_dir.iterdir()}
+        assert modes == {"closed": 0, "given": 0o644}
+
+    @pytest.mark.parametrize("place", ["/sandbox", "/sandbox/run", "/sandbox/run/work", "here"])
+    def test_a_mount_in_place_of_the_work_directory_keeps_its_mode(
+        self, jar: Jar, open_dir: Path, place: str
+    ) -> None:
+        open_dir.chmod(0o755)
+        where = jar.run("import os; os.getcwd()").value if place == "here" else place
+        try:
+            jar.run("1", mounts=(Mount(str(open_dir), where, "rw"),))
+        except (PolicyError, PolicyUnenforceable, BackendFailed):
+            pass  # refused, as most do
+        assert stat.S_IMODE(open_dir.stat().st_mode) == 0o755
 
     def test_nothing_of_the_run_is_left_on_disk(
         self, open_dir: Path, monkeypatch: pytest.MonkeyPatch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import tempfile
 import textwrap
 from collections.abc import Iterator
@@ -66,9 +67,8 @@ class Jar:
         wishes.setdefault("modules", "any")
         if "command" not in asked:
             asked["code"] = textwrap.dedent(code) if code.startswith("\n") else code
-        id = asked.pop("id", None)
-        request = build_request(**asked)
-        return (replace(request, id=id) if id else request), wishes
+        later = {key: asked.pop(key) for key in ("id", "stream_cap") if key in asked}
+        return replace(build_request(**asked), **later), wishes
 
     def held(self, field: str) -> Enforcement:
         """What the backend says about one policy field."""
@@ -138,6 +138,21 @@ def writable_directory(where: str | None) -> Iterator[Path]:
         yield path
     finally:
         shutil.rmtree(path)
+
+
+@contextmanager
+def directory_with_a_mount() -> Iterator[Path]:
+    """A directory with a file system of its own below it, `inner`, that any user may write to."""
+    with writable_directory(None) as path:
+        inner = path / "inner"
+        inner.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", "mode=777", "none", str(inner)]
+        if not shutil.which("mount") or subprocess.run(command, capture_output=True).returncode:
+            pytest.skip("no file system can be mounted here: that takes root")
+        try:
+            yield path
+        finally:
+            subprocess.run(["umount", str(inner)], check=True)
 
 
 class Watch:

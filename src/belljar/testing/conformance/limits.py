@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from ...minima import LEAST
+from ...policy import Isolation
 from ...types import Status
-from .harness import Backed, Jar
+from .harness import Backed, Jar, Watch
 
 BUSY = "while True: pass"
 ASLEEP = "import time; time.sleep(60)"
@@ -36,6 +38,8 @@ try:
 finally:
     print(children, flush=True)
 """
+# Python ignores the signal, until it is switched on.
+SIGXFSZ = "import os, signal; signal.signal(signal.SIGXFSZ, signal.SIG_DFL); "
 GENEROUS = 30.0  # seconds by which a kill has to be over, on any machine
 
 
@@ -108,6 +112,25 @@ class Limits(Backed):
         assert result.status is Status.OOM, result
         assert result.stdout == "started\n"
 
+    def test_displays_past_their_limit_are_dropped_and_said_so(self, jar: Jar) -> None:
+        jar.needs(displays="100K")
+        code = """
+            class Shown:
+                def _repr_html_(self):
+                    return "x" * 60_000
+
+            for _ in range(8):
+                display(Shown())
+            """
+        result = jar.run(code, displays="100K")
+        assert result.success, result
+        assert result.truncated
+        assert len(result.displays) == 1
+        (warning,) = [text for text in result.warnings if "`displays`" in text]
+        assert "7 of the displays were dropped" in warning
+        whole = jar.run(code, displays="1M")  # the control arm
+        assert (len(whole.displays), whole.truncated) == (8, False)
+
     def test_a_program_within_its_memory_is_left_alone(self, jar: Jar) -> None:
         jar.needs(memory="128M")
         result = jar.run("x = bytearray(100 << 20)\nlen(x)", memory="256M")
@@ -117,7 +140,13 @@ class Limits(Backed):
         jar.needs(processes=20)
         jar.needs_processes()
         result = jar.run(FORKS, processes=20, context={"wanted": 200})
-        assert (result.status, result.limit_hit) == (Status.LIMIT, "pids"), result
+        # Where no control group counts refused forks, and the tree cannot be counted either, the
+        # program's own report confirms nothing.
+        if result.status is Status.ERROR:
+            assert "cgroup" not in jar.held("processes").by
+            assert any("`processes`" in warning for warning in result.warnings), result
+        else:
+            assert (result.status, result.limit_hit) == (Status.LIMIT, "pids"), result
         if jar.held("processes").state == "enforced":
             assert 1 <= int(result.stdout) <= 20
 
@@ -177,15 +206,78 @@ class Limits(Backed):
     def test_descriptors_past_the_number_are_refused(self, jar: Jar) -> None:
         jar.needs(open_files=32)
         jar.needs_own_process()
-        code = "kept = [open('x', 'w') for _ in range(1000)]"
+        code = """
+            kept = []
+            try:
+                while len(kept) < 1000: kept.append(open("x", "w"))
+            finally:
+                print(len(kept), flush=True)
+            """
         result = jar.run(code, open_files=32)
-        assert (result.status, result.limit_hit) == (Status.LIMIT, "fds"), result
+        # The kernel counts no refused descriptors: what the program reports is an error.
+        assert (result.status, result.limit_hit) == (Status.ERROR, None), result
+        assert any("`open_files`" in warning for warning in result.warnings), result
+        # A worker of the wasm rung has some for itself, which a program may use up.
+        own = 32 if jar.backend.isolation is Isolation.WASM else 0
+        assert 1 <= int(result.stdout) <= 32 + own
+
+    @pytest.mark.parametrize(
+        ("code", "field"),
+        [
+            ("import errno; raise OSError(errno.ENOSPC, 'No space left on device')", "disk"),
+            ("import errno; raise OSError(errno.EFBIG, 'File too large')", "disk"),
+            ("import errno; raise OSError(errno.EMFILE, 'Too many open files')", "open_files"),
+            ("import errno; raise BlockingIOError(errno.EAGAIN, 'try again')", "processes"),
+            (f"{SIGXFSZ}os.kill(os.getpid(), signal.SIGXFSZ)", "disk"),
+        ],
+        ids=["ENOSPC", "EFBIG", "EMFILE", "EAGAIN", "SIGXFSZ"],
+    )
+    def test_a_program_that_only_reports_a_limit_has_not_hit_one(
+        self, jar: Jar, code: str, field: str
+    ) -> None:
+        if "kill" in code:
+            jar.needs_processes()
+        result = jar.run(code)
+        assert (result.status, result.limit_hit) == (Status.ERROR, None), result
+        # The control group may know that no fork was refused: then there is nothing to doubt.
+        counted = field == "processes" and "cgroup" in jar.held("processes").by
+        assert counted or any(f"`{field}`" in warning for warning in result.warnings), result
+
+    def test_a_memory_error_is_oom_and_says_whether_the_kernel_confirms_it(self, jar: Jar) -> None:
+        result = jar.run("raise MemoryError")
+        assert result.status is Status.OOM
+        assert any("MemoryError" in warning for warning in result.warnings), result
+        jar.needs(memory="128M")
+        if "cgroup" not in jar.held("memory").by:
+            return
+        hog = "x = []\nwhile True: x.append(b'x' * (1 << 20))"
+        confirmed = jar.run(f"{hog}\nimport time; time.sleep(10)", memory="128M")
+        assert confirmed.status is Status.OOM
+        if confirmed.signal == 9:
+            assert not any("MemoryError" in warning for warning in confirmed.warnings)
 
     def test_descriptors_within_the_number_are_given(self, jar: Jar) -> None:
         jar.needs(open_files=32)
         jar.needs_own_process()
         result = jar.run("len([open('x', 'w') for _ in range(100)])", open_files=256)
         assert result.value == 100
+
+    @pytest.mark.parametrize("field", ["memory", "open_files", "disk", "cpus", "processes"])
+    def test_the_least_value_of_a_limit_ends_in_a_result(self, jar: Jar, field: str) -> None:
+        least = {**LEAST, "processes": 1, **getattr(jar.backend, "least", {})}[field]
+        jar.needs(**{field: least})
+        result = jar.run("1", timeout=60, **{field: least})
+        assert result.status in (Status.SUCCESS, Status.OOM, Status.LIMIT)
+
+    def test_the_plan_names_the_disk_limit_that_is_held(self, jar: Jar) -> None:
+        plan = jar.plan(memory="128M")
+        if plan.enforcement["disk"].state != "enforced":
+            pytest.skip("disk is not enforced here")
+        disk = plan.policy.limits.disk
+        fill = "with open('f', 'wb') as f:\n    for _ in range({}): f.write(bytes(1 << 16))"
+        assert jar.run(fill.format(disk >> 17), memory="128M").success  # half of it
+        result = jar.run(fill.format((disk >> 16) + 16), memory="128M")
+        assert (result.status, result.limit_hit) == (Status.LIMIT, "disk")
 
     @pytest.mark.parametrize("stream", ["stdout", "stderr"])
     def test_big_output_keeps_its_head_and_tail_and_the_run_goes_on(
@@ -212,6 +304,24 @@ class Limits(Backed):
         whole = jar.run(code, output="8M")
         assert not whole.truncated
         assert len(getattr(whole, stream)) == 8 + (4 << 20)
+
+    def test_a_stream_cap_above_the_output_limit_lets_events_carry_what_the_result_drops(
+        self, jar: Jar
+    ) -> None:
+        jar.needs(output="64K")
+        code = """
+            import sys
+            for number in range(4096):
+                sys.stdout.write(f"{number:07} " * 32)
+            """
+        whole = "".join(f"{number:07} " * 32 for number in range(4096)).encode()
+        capped, streamed = Watch(), Watch()
+        assert jar.run(code, output="64K", emit=capped).truncated
+        assert len(capped.seen("stdout")) < 256 << 10  # the head, a marker and the tail
+        result = jar.run(code, output="64K", stream_cap=4 << 20, emit=streamed)
+        assert streamed.seen("stdout") == whole
+        assert len(result.stdout.encode()) <= 64 << 10
+        assert result.truncated
 
     def test_a_flood_of_output_does_not_grow_the_host(self, jar: Jar) -> None:
         jar.needs(output="64K")

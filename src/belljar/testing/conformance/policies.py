@@ -22,6 +22,8 @@ ASKED: dict[str, Any] = {
     "processes": 20,
     "disk": "64M",
     "output": "64K",
+    "value": "64K",
+    "displays": "64K",
     "open_files": 64,
     "network": "off",
     "filesystem": {"hidden": ["/etc"]},

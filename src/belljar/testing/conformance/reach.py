@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ...errors import PolicyUnenforceable
+from ...errors import PolicyError, PolicyUnenforceable
 from ...policy import Isolation
 from ...types import Mount, Status
-from .harness import Backed, Jar, writable_directory
+from .harness import Backed, Jar, directory_with_a_mount, writable_directory
 
 
 class Reach(Backed):
@@ -56,6 +57,26 @@ class Reach(Backed):
         assert written.success == (mode == "rw"), written
         assert (host_dir / "new").exists() == (mode == "rw")
         assert (host_dir / "given").read_text() == "given"
+
+    def test_a_file_system_below_a_read_only_mount_is_read_only(self, jar: Jar) -> None:
+        code = """
+            try:
+                open("shown/inner/new", "w").close()
+            except OSError:
+                pass
+            """
+        with directory_with_a_mount() as path:
+            new = path / "inner" / "new"
+            mounts = (Mount(str(path), "shown", "ro"),)
+            jar.needs(mounts=mounts)
+            assert jar.run(code, mounts=mounts).success
+            assert not new.exists()
+            if jar.backend.isolation not in (Isolation.PROCESS, Isolation.LANDLOCK, Isolation.JAIL):
+                return  # an engine may leave it out of a writable mount, too
+            mounts = (Mount(str(path), "shown", "rw"),)
+            jar.needs(mounts=mounts)
+            assert jar.run(code, mounts=mounts).success
+            assert new.exists()  # the control arm
 
     @pytest.mark.parametrize("protect", [True, False])
     @pytest.mark.parametrize("way", ["mounted", "listed"])
@@ -152,6 +173,67 @@ class Reach(Backed):
         hidden = jar.run(code, filesystem={**shown, "hidden": [str(secret)]})
         assert hidden.status is Status.ERROR
         assert "canary-content" not in repr(hidden)
+
+    @pytest.mark.parametrize("key", ["read_only", "read_write", "mounts"])
+    @pytest.mark.parametrize("above", [False, True], ids=["itself", "above"])
+    def test_a_path_that_is_hidden_is_not_shown_by_another_setting(
+        self, jar: Jar, host_dir: Path, key: str, above: bool
+    ) -> None:
+        secret = host_dir / "secret"
+        (secret / "deep").mkdir(parents=True)
+        (secret / "deep/canary").write_text("canary-content")
+        opened = (secret, secret / "deep", secret / "deep/canary")
+        for path in opened:
+            path.chmod(0o777)
+        shown = str(secret / "deep")
+        place = "m" if key == "mounts" else shown
+        code = f"open({place + '/canary'!r}).read()"
+        asked: dict[str, Any] = {"filesystem": {key: [shown]}}
+        if key == "mounts":
+            asked = {"mounts": (Mount(shown, "m", "ro"),), "filesystem": {}}
+        jar.needs(**asked)
+        assert jar.run(code, **asked).value == "canary-content"  # the control arm
+        asked["filesystem"]["hidden"] = [str(secret) if above else shown]
+        try:
+            result = jar.run(code, **asked)
+        except (PolicyError, PolicyUnenforceable) as refusal:
+            assert "canary-content" not in str(refusal)
+            return
+        assert "canary-content" not in repr(result)
+
+    @pytest.mark.parametrize("mode", ["ro", "rw"])
+    def test_a_hosts_socket_in_a_mount_is_out_of_reach_with_the_network_off(
+        self, jar: Jar, host_dir: Path, mode: str
+    ) -> None:
+        for field in ("network", "filesystem"):
+            if jar.held(field).state != "enforced":
+                pytest.skip(f"{field} is {jar.held(field).state}")
+        mounts = (Mount(str(host_dir), "m", mode),)  # type: ignore[arg-type]
+        jar.needs(mounts=mounts)
+        with socket.socket(socket.AF_UNIX) as daemon, socket.socket(socket.AF_UNIX) as caller:
+            daemon.bind(str(host_dir / "daemon"))
+            (host_dir / "daemon").chmod(0o666)
+            daemon.listen()
+            daemon.setblocking(False)
+            caller.connect(str(host_dir / "daemon"))
+            daemon.accept()[0].close()  # the control arm: it answers
+            result = jar.run(
+                """
+                import socket
+                reached = False
+                try:
+                    with socket.socket(socket.AF_UNIX) as caller:
+                        caller.connect("m/daemon")
+                        reached = True
+                except (OSError, AttributeError):
+                    pass
+                reached
+                """,
+                mounts=mounts,
+            )
+            assert result.value is False, result
+            with pytest.raises(BlockingIOError):
+                daemon.accept()
 
     def needs_reports(self, jar: Jar, wanted: dict[str, Any]) -> None:
         """Skip where the backend does not claim to enforce this filesystem."""

@@ -10,9 +10,9 @@ from ...types import Status
 from .harness import Backed, Jar
 
 RESULT_KEYS = [
-    "id", "status", "exit_code", "signal", "limit_hit", "stdout", "stderr", "truncated", "value",
-    "error", "displays", "files", "usage", "timings", "enforcement", "kill", "settled",
-    "backend", "backend_reason", "retried", "isolation", "warnings",
+    "id", "status", "exit_code", "signal", "limit_hit", "explanation", "stdout", "stderr",
+    "truncated", "value", "error", "displays", "files", "usage", "timings", "enforcement", "kill",
+    "settled", "backend", "backend_reason", "fallback", "retried", "isolation", "warnings",
 ]  # fmt: skip
 
 

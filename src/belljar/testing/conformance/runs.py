@@ -15,6 +15,12 @@ from ...types import Result, Status
 from .harness import Backed, Jar, Watch
 
 PROMPTLY = 30.0  # seconds; the programs below would take sixty
+# Ends at which CPython does not flush what it has buffered.
+LOSING = {
+    "killed": "import time\ntime.sleep(60)",
+    "leaves": "import os\nos._exit(0)",
+    "crashes": "import ctypes; ctypes.string_at(0)",
+}
 
 
 class Runs(Backed):
@@ -69,13 +75,44 @@ class Runs(Backed):
             watch = Watch(b"first\n", cancel.set)
             started = time.monotonic()
             result = jar.run(
-                "import time\nprint('first', flush=True)\ntime.sleep(60)\nprint('last')",
+                "import time\nprint('first')\ntime.sleep(60)\nprint('last')",
                 emit=watch,
                 cancel=cancel,
             )
         assert result.status is Status.KILLED
         assert result.stdout == "first\n"
         assert time.monotonic() - started < PROMPTLY
+
+    @pytest.mark.parametrize("ending", LOSING)
+    def test_lines_printed_before_a_sudden_end_are_kept(self, jar: Jar, ending: str) -> None:
+        jar.needs(timeout=1)
+        if ending != "killed":
+            jar.needs_own_process()
+        if ending == "crashes":
+            jar.needs_processes()
+        result = jar.run(f"print('kept')\nprint('rest', end='')\n{LOSING[ending]}", timeout=1)
+        assert not result.success or ending == "leaves"
+        assert result.stdout.startswith("kept\n")
+        if ending == "crashes":
+            assert 'File "main.py", line 3 in <module>' in result.stderr
+            assert "site-packages/belljar" not in result.stderr
+            assert result.signal == 11
+
+    def test_await_works_outside_of_functions(self, jar: Jar) -> None:
+        jar.needs_processes()  # an event loop has a pair of sockets
+        code = """
+            import asyncio
+            async def double(number):
+                await asyncio.sleep(0)
+                return number * 2
+            some = await double(2)
+            await double(some)
+            """
+        assert jar.run(code).value == 8
+        failed = jar.run(code.replace("await asyncio", "1 / 0; await asyncio"))
+        assert failed.error is not None
+        assert failed.error.type == "ZeroDivisionError"
+        assert "asyncio/" not in failed.error.traceback
 
     def test_the_pieces_are_the_exact_bytes_of_each_stream(self, jar: Jar) -> None:
         watch = Watch()

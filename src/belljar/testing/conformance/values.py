@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ...types import Result
 from .harness import Backed, Jar
 
 UTC = datetime.timezone.utc  # noqa: UP017 - the expression is also run by guests before 3.11
@@ -53,6 +54,11 @@ def same(left: Any, right: Any) -> bool:
     if isinstance(left, float):
         return math.copysign(1, left) == math.copysign(1, right) and left == right
     return bool(left == right)
+
+
+def dropped(result: Result) -> list[str]:
+    """The warnings about a value that is not in the result."""
+    return [text for text in result.warnings if text.startswith("the value was dropped: ")]
 
 
 class Values(Backed):
@@ -119,13 +125,62 @@ class Values(Backed):
             """)
         json.dumps(result.to_dict(), allow_nan=False)
 
-    def test_a_value_over_the_output_limit_is_dropped_and_said_so(self, jar: Jar) -> None:
-        assert jar.run("'x' * 2000").value == "x" * 2000
-        result = jar.run("'x' * 2000", output="1K")
+    def test_a_value_over_its_limit_is_dropped_and_said_so(self, jar: Jar) -> None:
+        within = jar.run("'x' * 2000", value="4K", output="1K")
+        assert (within.value, within.truncated) == ("x" * 2000, False)
+        result = jar.run("'x' * 2000", value="1K")
         assert result.success
         assert result.value is None
         assert result.truncated
-        assert any("value" in warning for warning in result.warnings)
+        (warning,) = dropped(result)
+        assert "str of 2000 characters" in warning
+        assert "`value`" in warning
+
+    def test_a_million_numbers_come_back(self, jar: Jar) -> None:
+        result = jar.run("list(range(1_000_000))", timeout=60)
+        assert result.success, result
+        assert result.value == list(range(1_000_000))
+        assert (result.truncated, dropped(result)) == (False, [])
+
+    @pytest.mark.parametrize(
+        ("code", "name"),
+        [
+            ("import pathlib; pathlib.PurePosixPath('a')", "PurePosixPath"),
+            ("import enum\nclass Colour(enum.Enum): RED = 1\nColour.RED", "Colour"),
+            ("[1, object()]", "list of 2 items"),
+        ],
+        ids=["path", "enum", "inside a list"],
+    )
+    def test_a_value_without_a_form_is_dropped_and_said_so(
+        self, jar: Jar, code: str, name: str
+    ) -> None:
+        result = jar.run(code)
+        assert result.success, result
+        assert (result.value, result.truncated) == (None, False)
+        (warning,) = dropped(result)
+        assert name in warning
+
+    def test_a_small_value_that_grows_when_it_is_read_is_dropped(self, jar: Jar) -> None:
+        """Every cell of an array of text takes as much as its longest one: 200 KB become 61 MB."""
+        pytest.importorskip("numpy")
+        jar.needs_own_process()  # it replaces a function of its worker
+        code = """
+            import sys
+
+            array = {"dtype": "U", "shape": [1000], "items": ["y" * 16000] + [""] * 999}
+            forged = {"$": "ndarray", "v": array}
+            worker = sys.modules[type(display.__self__).__module__]
+            worker.values.encode = lambda *given: [forged]
+            0
+            """
+        within = jar.run(code, value="64M")
+        if getattr(within.value, "__len__", int)() != 1:
+            pytest.skip("no control arm: the program could not forge what its worker sends")
+        result = jar.run(code, value="8M")
+        assert result.success
+        assert (result.value, result.truncated) == (None, True)
+        (warning,) = dropped(result)
+        assert "`value`" in warning
 
     def test_a_dataframe_goes_in_and_comes_back(self, jar: Jar) -> None:
         pandas = pytest.importorskip("pandas")

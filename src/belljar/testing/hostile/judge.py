@@ -35,6 +35,9 @@ PROCESS_CLAIMS = frozenset(
 LANDLOCK_LACKS = {
     "fs-012-protected-project-paths": "mounts: a writable directory is writable everywhere",
     "fs-013-create-missing-protected": "mounts: a writable directory is writable everywhere",
+    "fs-026-git-new-names": "mounts: a project is not protected, nor tidied at the end",
+    "fs-027-git-new-submodule": "mounts: a project is not protected, nor tidied at the end",
+    "fs-028-git-bare-at-the-top": "mounts: a project is not protected, nor tidied at the end",
     "se-007-host-identity": "a uts namespace: uname tells the host's name",
 }
 # Programs that cannot even begin there, without AF_UNIX, local sockets and /proc.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -90,6 +91,39 @@ def a_real_project(scene: Scene) -> Iterator[None]:
         give_to(project, scene.stage.world.owner)
     scene.stage.read_write_print = prints(project)
     yield
+
+
+@preparation("fs-026-git-new-names", "fs-027-git-new-submodule", "fs-028-git-bare-at-the-top")
+@contextmanager
+def an_empty_repository(scene: Scene) -> Iterator[None]:
+    """As `git init` makes it."""
+    git = scene.stage.read_write / ".git"
+    for path in (git, git / "objects", git / "refs", git / "hooks"):
+        path.mkdir()
+    (git / "HEAD").write_text("ref: refs/heads/main\n")
+    (git / "config").write_text("[core]\n\trepositoryformatversion = 0\n\tbare = false\n")
+    for path in (git, *git.rglob("*")):
+        path.chmod(0o777 if path.is_dir() else 0o666)
+    if scene.stage.world.owner is not None:
+        give_to(git, scene.stage.world.owner)
+    scene.stage.read_write_print = prints(scene.stage.read_write)
+    yield
+
+
+@preparation("fs-029-socket-in-a-mount")
+@contextmanager
+def daemons_in_the_mounts(scene: Scene) -> Iterator[None]:
+    """A daemon for all and one for the owner of its socket, in either mount."""
+    with ExitStack() as listening:
+        for top in (scene.stage.read_only, scene.stage.read_write):
+            for name, mode in (("open.sock", 0o666), ("owner.sock", 0o600)):
+                daemon = listening.enter_context(socket.socket(socket.AF_UNIX))
+                daemon.bind(str(top / name))
+                daemon.listen()
+                os.chmod(top / name, mode)
+                if scene.stage.world.owner is not None:
+                    os.chown(top / name, scene.stage.world.owner, -1)
+        yield
 
 
 @preparation("pt-008-steal-stdin-next-cell")

@@ -53,7 +53,7 @@ class Job:
             "timeout": self.timeout,
             "memory": self.limits["MEM_MB"] * mebi,
             "disk": self.limits["DISK_MB"] * mebi,
-            "output": self.limits["OUT_MB"] * mebi,
+            **dict.fromkeys(("output", "value", "displays"), self.limits["OUT_MB"] * mebi),
             "processes": self.limits["PIDS"],
             "open_files": self.limits["FDS"],
             "cpus": 1,
@@ -220,7 +220,7 @@ class EngineSubject:
         wishes = self._wishes(job)
         words = [sys.executable, "-m", "belljar", "run", "--backend", self.name]
         words += ["--level", self._level, "--lang", job.language]
-        for name in ("timeout", "memory", "disk", "output", "processes"):
+        for name in ("timeout", "memory", "disk", "output", "value", "displays", "processes"):
             words += [f"--{name}", str(wishes[name])] if name in wishes else []
         return on_terminal([*words, "-c", job.code], timeout=job.timeout + _PATIENCE)
 

@@ -18,7 +18,7 @@ import sys
 
 import wit_world
 
-from ...guest import displays, failures, protocol, tables, values, worker
+from ...guest import displays, drops, failures, protocol, tables, values, worker
 from . import stdlib, world
 
 TYPE_CHECKING = False
@@ -158,13 +158,10 @@ def _input() -> io.TextIOWrapper:
 
 
 def _output(number: int) -> io.TextIOWrapper:
-    """As CPython has it for a pipe; componentize-py starts it without buffers."""
+    """Written line by line, as in worker.py; componentize-py starts it without buffers."""
+    errors = "backslashreplace" if number == 2 else "strict"
     raw = open(number, "wb", closefd=False)
-    if number == 2:
-        return io.TextIOWrapper(
-            raw, encoding="utf-8", errors="backslashreplace", line_buffering=True
-        )
-    return io.TextIOWrapper(raw, encoding="utf-8")
+    return io.TextIOWrapper(raw, encoding="utf-8", errors=errors, line_buffering=True)
 
 
 # WASI's numbers, and the host's for the same. There are no pipes: EPIPE is a file whose last write
@@ -263,7 +260,7 @@ _kept[:] = [bytes(_BALLAST)]
 _channel = Channel(wit_world.send)
 _interpreter = Interpreter(_channel)  # type: ignore[arg-type]
 _settled: list[str] = []
-_LOADED = (displays, failures, tables)  # at the end there may be nothing left to import with
+_LOADED = (displays, drops, failures, tables)  # at the end there may be nothing left to import with
 importlib.invalidate_caches()
 sys.path_importer_cache.clear()
 gc.collect()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -44,7 +46,23 @@ def host_protected_paths_unchanged(scene: Scene, _: str) -> str | None:
     dotted = [{k: v for k, v in found.items() if k.startswith(".")} for found in (before, after)]
     for found in dotted:
         found.pop(".", None)  # the project itself
+        for name in [name for name in found if ".set-aside-" in name]:
+            del found[name]  # put out of every tool's sight after the run
     return difference(dotted[0], dotted[1]) or None
+
+
+@check("host_git_executes_nothing")
+def host_git_executes_nothing(scene: Scene, _: str) -> str | None:
+    """The host looks at its project with git, with no configuration but what it finds there."""
+    if shutil.which("git") is None:
+        return "git is not installed on this host: what it would execute was not tested"
+    env = {
+        "PATH": os.environ.get("PATH", os.defpath), "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_GLOBAL": os.devnull,
+    }  # fmt: skip
+    words = ("git", "-c", "safe.directory=*", "status")
+    subprocess.run(words, cwd=scene.stage.read_write, env=env, capture_output=True, check=False)
+    return marker_absent(scene, "")
 
 
 @check("marker_absent")

@@ -18,7 +18,9 @@ _PLAIN_NAMES = {
     "PATH", "HOME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TEMP", "TMP", "USER", "LOGNAME", "SHELL",
     "PWD", "OLDPWD", "SHLVL", "TERM", "HOSTNAME", "_", "container",
 }  # fmt: skip
-_PLAIN_PREFIXES = ("LC_", "PYTHON", "MPL", "OMP_", "OPENBLAS_", "BELLJAR_")
+_PLAIN_PREFIXES = (
+    "LC_", "PYTHON", "MPL", "OMP_", "OPENBLAS_", "BELLJAR_", "GIT_CONFIG_", "PIP_",
+)  # fmt: skip
 _BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
@@ -39,6 +41,41 @@ def output_le(scene: Scene, _: str) -> str | None:
         if size > scene.cap:
             return f"{name} has {size} bytes, the cap is {scene.cap}"
     return None
+
+
+@check("kept_le")
+def kept_le(scene: Scene, _: str) -> str | None:
+    """What the host holds in memory, which may be more than what it is as text."""
+    result = scene.seen.result
+    if result is None:
+        return f"no result: {scene.seen.failure}"
+    texts = (part for shown in result.displays for pair in shown.data.items() for part in pair)
+    parts = {
+        "the value": (_memory(result.value), 2 * scene.cap),
+        "the displays": (sum(map(sys.getsizeof, texts)), 2 * scene.cap),
+        "file names": (sum(len(os.fsencode(path)) for path in result.files), 1 << 20),
+        "warnings": (sum(map(len, result.warnings)), 1 << 17),
+    }
+    for name, (size, most) in parts.items():
+        if size > most:
+            return f"{name} take {size} bytes, not at most {most}"
+    return None
+
+
+def _memory(value: object) -> int:
+    """Bytes of a value with all that is in it; the same object counts once."""
+    size, waiting, seen = 0, [value], set()
+    while waiting:
+        item = waiting.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        size += sys.getsizeof(item)
+        if isinstance(item, dict):
+            waiting += [*item.keys(), *item.values()]
+        elif isinstance(item, list | tuple | set | frozenset):
+            waiting += item
+    return size
 
 
 @check("truncated_flag")

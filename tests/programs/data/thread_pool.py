@@ -1,0 +1,4 @@
+from concurrent.futures import ThreadPoolExecutor
+
+with ThreadPoolExecutor() as pool:
+    print(sum(pool.map(len, ["a", "bb", "ccc"])))
