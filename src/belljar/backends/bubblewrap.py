@@ -60,7 +60,8 @@ class BubblewrapBackend(LaunchedBackend):
 
     def trial(self, tool: Tool) -> tuple[str, ...]:
         user = ("--unshare-user",) if self.facts.userns else ()
-        return (tool.path, *user, "--unshare-pid", "--unshare-net", "--ro-bind", "/", "/", "--")
+        words = ("--unshare-pid", "--unshare-net", "--ro-bind", "/", "/", "--proc", "/proc", "--")
+        return (tool.path, *user, *words)
 
     def data(self, sandbox: Sandbox) -> tuple[bytes, ...]:
         return tuple(text.encode() for text in root.ETC.values())

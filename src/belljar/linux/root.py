@@ -60,6 +60,8 @@ def build(view: dict[str, Any]) -> None:
     into place; `probe` says whether to leave something there that only Landlock protects. In the
     mounts of the sources in `mapped`, what is the source's owner's belongs to the host id `owner`.
     """
+    # Under a hardened host's, the guest's id could not enter the directories that we make here.
+    os.umask(0o022)
     syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
     syscalls.mount("tmpfs", "/tmp", "tmpfs", _QUIET, "size=4m,mode=755")
     os.mkdir("/tmp/old")

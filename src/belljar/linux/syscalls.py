@@ -48,6 +48,7 @@ _SO_PASSRIGHTS = 83
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
+PR_CAPBSET_READ = 23
 PR_CAPBSET_DROP = 24
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
@@ -229,7 +230,9 @@ def drop_capabilities(last: int | None = None) -> None:
     last = last_capability() if last is None else last
     try:
         for capability in range(last + 1):
-            prctl(PR_CAPBSET_DROP, capability)
+            # To drop one takes CAP_SETPCAP, also where the set is empty already (--cap-drop ALL).
+            if _libc.prctl(PR_CAPBSET_READ, capability, 0, 0, 0) != 0:
+                prctl(PR_CAPBSET_DROP, capability)
     except PermissionError:
         # Without CAP_SETPCAP there is nothing to lower: an ordinary user's sets are empty already,
         # and no_new_privs keeps an exec from filling them out of the bounding set.

@@ -1,0 +1,94 @@
+"""A host with one peculiarity, for real: runs a program on each backend there and tells JSON.
+
+Started by test_odd_hosts. `python odd_host.py PECULIARITY BACKEND...`; each backend's answer is
+what `probe` says, and the program's value or what went wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import sys
+from typing import Any
+
+from belljar.backends import registry
+from belljar.config import Settings
+from belljar.engine import Engine
+from belljar.errors import BelljarError
+from belljar.linux import namespaces, syscalls
+from belljar.types import Request
+
+_SYS_ADMIN = 21
+
+
+def umask() -> None:
+    os.umask(0o077)
+
+
+def umask_027() -> None:
+    os.umask(0o027)
+
+
+def masked_proc() -> None:
+    """As in a pod: something lies over parts of /proc, so that no new one may be mounted."""
+    syscalls.unshare(syscalls.CLONE_NEWNS)
+    syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
+    with open("/proc/self/mounts") as file:
+        mounts = [line.split()[1:3] for line in file]
+    for path, kind in mounts:
+        if kind == "proc" and path != "/proc":
+            syscalls.umount(path)
+    syscalls.mount("/dev/null", "/proc/timer_list", None, syscalls.MS_BIND)
+    syscalls.prctl(syscalls.PR_CAPBSET_DROP, _SYS_ADMIN)
+    left = capabilities("CapPrm") & ~(1 << _SYS_ADMIN)
+    low, high = left & 0xFFFF_FFFF, left >> 32
+    sets = struct.pack("=6I", low, low, 0, high, high, 0)
+    syscalls.call("capset", struct.pack("=Ii", 0x2008_0522, 0), sets)
+    if os.fork() == 0:  # the control arm
+        try:
+            namespaces.enter(network=False)
+            namespaces.own_mounts()
+            if os.fork() == 0:
+                try:
+                    namespaces.mount_proc()
+                except PermissionError:
+                    os._exit(0)
+                os._exit(1)
+            os._exit(os.waitstatus_to_exitcode(os.wait()[1]))
+        finally:
+            os._exit(2)
+    assert os.wait()[1] == 0, "a /proc can be mounted here: this host is not what is tested"
+
+
+def no_capabilities() -> None:
+    syscalls.drop_capabilities()
+    assert not any(map(capabilities, ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")))
+
+
+def capabilities(which: str) -> int:
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1], 16) for line in file if line.startswith(which))
+
+
+def ask(name: str) -> list[Any]:
+    with Engine(Settings(), backends={name: registry.load(name)}) as engine:
+        found = engine.backend(name).probe()
+        try:
+            result = engine.run(Request(code="6 * 7"), backend=name)
+        except BelljarError as error:
+            return [found.available, error.code, error.message]
+        return [found.available, result.value]
+
+
+def main() -> None:
+    globals()[sys.argv[1]]()
+    answers = {name: ask(name) for name in sys.argv[2:]}
+    with Engine(Settings()) as engine:
+        result = engine.run(Request(code="6 * 7"))
+        answers["auto"] = [result.backend, result.value]
+    print(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    main()
