@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -11,7 +13,13 @@ from belljar.api import Runner, build_request
 from belljar.backends.base import Availability, Backend, Plan
 from belljar.config import Settings
 from belljar.engine import Engine
-from belljar.errors import LanguageMissing, LibrariesMissing, RequestError
+from belljar.errors import (
+    BackendFailed,
+    LanguageMissing,
+    LibrariesMissing,
+    RequestError,
+    SetupFailed,
+)
 from belljar.events import Event, Output, RunFinished, RunStarted
 from belljar.policy import Isolation, Policy
 from belljar.testing import FakeBackend
@@ -362,3 +370,97 @@ def test_the_real_jail_and_the_real_wasm_agree_with_what_was_read() -> None:
         assert jar.run(build_request(code=late)).status is Status.ERROR  # the control arm
         begun = jar.run(build_request(code=f"open('made', 'w').close()\n{late}", retry=True))
         assert (begun.backend, begun.retried) == ("wasm", None)
+
+
+# -- a backend that is there and cannot be set up
+
+
+def refuse_to_start(request: Request) -> Result:
+    raise SetupFailed("the jail could not be set up: mount proc on /proc (EPERM)")
+
+
+def test_auto_goes_on_when_its_choice_cannot_be_set_up_and_remembers_it() -> None:
+    heard: list[Event] = []
+    first, second = fake("jail", refuse_to_start), fake("docker")
+    jar = engine(first, second, sinks=[heard.append])
+    result = jar.run(Request(code="import json"))
+    why = "the jail could not be set up: mount proc on /proc"
+    assert (result.backend, result.success) == ("docker", True)
+    assert f"'jail' could not be used: {why}; ran on 'docker'" in result.warnings
+    assert result.backend_reason == f"auto: docker, because jail cannot be set up here ({why})"
+    assert result.fallback is not None
+    assert (result.fallback.wanted, result.fallback.used) == ("jail", "docker")
+    kinds = [type(event).__name__ for event in heard]
+    assert kinds == ["RunStarted", "RunStarted", "RunFinished"]
+    tried = len(first.plans)
+    again = jar.run(Request(code="1"))
+    assert again.warnings == result.warnings and again.fallback == result.fallback
+    assert len(first.plans) == tried
+
+
+def test_threads_whose_first_runs_fail_together_all_get_a_result() -> None:
+    jar, start = engine(fake("jail", refuse_to_start), fake("docker")), threading.Barrier(4)
+
+    def run() -> str | None:
+        start.wait()
+        return jar.run(Request(code="1")).backend
+
+    with ThreadPoolExecutor(4) as pool:
+        assert {each.result() for each in [pool.submit(run) for _ in range(4)]} == {"docker"}
+
+
+def test_what_cannot_be_set_up_never_goes_below_the_floor() -> None:
+    weak = FakeBackend(name="weak", isolation=Isolation.PROCESS)
+    jar = engine(fake("jail", refuse_to_start), weak)
+    with pytest.raises(SetupFailed):
+        jar.run(Request(code="1"), wishes={"min_isolation": "landlock"})
+    assert not weak.plans
+    assert jar.run(Request(code="1")).backend == "weak"  # the control arm
+
+
+def test_a_named_backend_that_cannot_be_set_up_stays_the_one() -> None:
+    jar = engine(fake("jail", refuse_to_start), fake("docker"))
+    with pytest.raises(SetupFailed):
+        jar.run(Request(code="1"), backend="jail")
+    with pytest.raises(SetupFailed):
+        jar.run(Request(code="1", fallback=False))
+
+
+def test_a_failure_after_the_program_may_have_started_is_raised() -> None:
+    def break_later(request: Request) -> Result:
+        raise BackendFailed("the run's supervisor was killed")
+
+    second = fake("docker")
+    with pytest.raises(BackendFailed, match="killed"):
+        engine(fake("jail", break_later), second).run(Request(code="1"))
+    assert not second.plans
+
+
+def test_a_request_cannot_choose_weaker_isolation_by_failing() -> None:
+    """Neither for itself nor for others: the simplest program can be set up here."""
+
+    def refuse_this(request: Request) -> Result:
+        if request.code == "odd":
+            raise SetupFailed("the run could not be set up: File name too long")
+        return Result(status=Status.SUCCESS, exit_code=0)
+
+    second = fake("docker")
+    jar = engine(fake("jail", refuse_this), second)
+    with pytest.raises(SetupFailed, match="too long"):
+        jar.run(Request(code="odd"))
+    assert jar.run(Request(code="1")).backend == "jail" and not second.plans
+
+
+def test_a_backend_that_has_worked_is_not_left() -> None:
+    broken = threading.Event()
+
+    def break_down(request: Request) -> Result:
+        if broken.is_set():
+            raise SetupFailed("no space left for namespaces")
+        return Result(status=Status.SUCCESS, exit_code=0)
+
+    jar = engine(fake("jail", break_down), fake("docker"))
+    assert jar.run(Request(code="1")).backend == "jail"
+    broken.set()
+    with pytest.raises(SetupFailed, match="no space"):
+        jar.run(Request(code="1"))

@@ -11,7 +11,7 @@ from . import languages, selection, trusted_imports
 from .backends import registry
 from .backends.base import Backend, Cancel, Plan, never
 from .config import Settings, load
-from .errors import BackendUnavailable, BelljarError, PolicyUnenforceable
+from .errors import BackendUnavailable, BelljarError, PolicyUnenforceable, SetupFailed
 from .events import Emit, Event, FanOut, RunFailed, RunFinished, RunStarted, Sink
 from .explanation import explained
 from .policy import DANGEROUS_MODULES, Modules, Policy, level_policy
@@ -113,16 +113,16 @@ class Engine:
             from . import retrying
 
             unheard = retrying.Unheard(forward)
-            result = self._run(chosen, unheard, switch, emit)
+            chosen, result = self._run(chosen, unheard, switch, emit)
             another = self._elsewhere(chosen, result, unheard, backend, switch)
             if another is None:
                 unheard.release()
             else:
                 retried, chosen = chosen.backend.name, another
                 timings["first"] = time.monotonic() - planned
-                result = self._run(chosen, forward, switch, emit)
+                chosen, result = self._run(chosen, forward, switch, emit)
         else:
-            result = self._run(chosen, forward, switch, emit)
+            chosen, result = self._run(chosen, forward, switch, emit)
         told = (
             *resolved.warnings, *exposed, *chosen.plan.warnings, *result.warnings,
             *_not_found(request.outputs, result),
@@ -138,15 +138,26 @@ class Engine:
         )
         return self._tell(explained(result, chosen.plan.policy, request), emit)
 
-    def _run(self, chosen: Chosen, forward: Emit, cancel: Cancel, emit: Emit | None) -> Result:
-        request, name = chosen.plan.request, chosen.backend.name
-        self._emit(RunStarted(request=request, backend=name), emit)
+    def _run(
+        self, chosen: Chosen, forward: Emit, cancel: Cancel, emit: Emit | None
+    ) -> tuple[Chosen, Result]:
+        """The result, and where it is from: another backend if `chosen` could not be set up."""
         try:
-            return chosen.backend.run(chosen.plan, forward, cancel)
+            while True:
+                name = chosen.backend.name
+                self._emit(RunStarted(request=chosen.plan.request, backend=name), emit)
+                try:
+                    result = chosen.backend.run(chosen.plan, forward, cancel)
+                except SetupFailed as error:
+                    chosen = self._selection.after(chosen, error)
+                    continue
+                self._selection.worked(name)
+                return chosen, result
         except BaseException as error:
             # A caller whose own callback raised is not called again.
             caller = emit if isinstance(error, BelljarError) else None
-            self._emit(_failure(request, name, error), caller)
+            failed = _failure(chosen.plan.request, chosen.backend.name, error)
+            self._emit(failed, caller)
             raise
 
     def _elsewhere(

@@ -12,6 +12,7 @@
     │   ├── LanguageMissing           the language is known, and not installed where it would run
     │   └── LibrariesMissing          a library that the program requires is not there
     ├── BackendFailed                 the sandbox broke in mid-run; `partial` holds what came so far
+    │   └── SetupFailed               it broke before any of the program's code ran
     └── ProgramFailed                 only from `Result.check`: the program failed; see `result`
 
 A guest that fails is a `Result`; `Result.check` turns it into an exception on request.
@@ -163,6 +164,10 @@ class LibrariesMissing(BackendUnavailable):
 
 class BackendFailed(BelljarError):
     code = "backend_failed"
+
+
+class SetupFailed(BackendFailed):
+    """Raised only where it is certain that none of the program's code has run."""
 
 
 class ProgramFailed(BelljarError):

@@ -7,6 +7,7 @@ isolation floor is checked here once more, whoever wrote the backend.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from . import choose, languages, libraries, minima, refusals
@@ -21,14 +22,17 @@ from .errors import (
     LimitValue,
     PolicyUnenforceable,
     RequestError,
+    SetupFailed,
 )
 from .events import Event
-from .policy import Policy
+from .policy import Policy, level_policy
 from .records import positional_record, record, replace
 from .types import Fallback, Request
 from .units import exact_size, human_size
 
 NAMED = "named by the caller"
+# How long a backend that could not be set up is not tried again.
+_BROKEN_SECONDS = 300.0
 
 
 @positional_record
@@ -43,6 +47,15 @@ class Chosen:
     reason: str
     lacking: str = ""
     fallback: Fallback | None = None
+    auto: bool = False
+
+
+class _Broken(refusals.NotHere):
+    """`probe` calls it available, and it could not be set up."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(name, why, "ask `belljar doctor`; it is tried again after some minutes")
+        self.message = f"{name!r} could not be used: {why}"
 
 
 @record
@@ -70,6 +83,8 @@ class Selection:
         self._names = names
         self._given = given
         self._asked: dict[tuple[object, ...], tuple[str, ...]] = {}
+        self._broken: dict[str, tuple[str, float]] = {}  # why, and until when it is not tried
+        self._worked: set[str] = set()
 
     def select(
         self, request: Request, policy: Policy, name: str | None, *, start: bool = False
@@ -116,14 +131,23 @@ class Selection:
                 passed.setdefault(name, _short(error))
                 if candidate.doubt:
                     doubts.add(name)
-                if isinstance(error, refusals.NotHere) and not candidate.doubt and not lacking:
+                here = not isinstance(error, refusals.NotHere) or isinstance(error, _Broken)
+                if not here and not candidate.doubt and not lacking:
                     lacking = f"{error.message}; it would have been used"
                     lacking += f" (fix: {error.fix})" if error.fix else ""
                 continue
             others = self._passed_over(name, passed, request, policy)
             reason = choose.reason(name, others, candidate.doubt)
             plan = self._weaker(plan, refused, doubts)
-            return Chosen(backend, plan, reason, lacking)
+            fallback = None
+            for wanted, refusal in refused.items():
+                if isinstance(refusal, _Broken) and wanted not in doubts:
+                    warning = f"{refusal.message}; ran on {name!r}"
+                    plan = replace(plan, warnings=(*plan.warnings, warning))
+                    fallback = fallback or Fallback(
+                        wanted=wanted, used=name, why=refusal.reason, fix=refusal.fix
+                    )
+            return Chosen(backend, plan, reason, lacking, fallback, auto=True)
         failure = refusals.of_all(refused, policy, registry.RUNGS)
         for other, plan in self._allowed(policy, request, start):
             why = f"nothing here reaches isolation {policy.min_isolation.value}"
@@ -201,10 +225,54 @@ class Selection:
         self, name: str, policy: Policy, request: Request, start: bool
     ) -> tuple[Backend, Plan]:
         backend = self._load(name)
+        self._refuse_broken(name)
         plan = self.compile(backend, policy, request)
         if request.require_libraries:
             self._need_libraries(backend, plan, start)
         return backend, plan
+
+    # -- a backend that cannot be set up here, whatever `probe` says
+
+    def worked(self, name: str) -> None:
+        """A run on it came to a result: what fails there from now on is not this host's fault."""
+        self._worked.add(name)
+
+    def after(self, failed: Chosen, error: SetupFailed) -> Chosen:
+        """Where to run what could not be set up on `failed`, before any of its code ran.
+
+        Only if `auto` chose that backend, nothing has run on it yet, and the simplest program
+        cannot be set up there either: otherwise a request could choose weaker isolation for
+        itself, and for others, by what it asks for. Raises `error` if it has to stay.
+        """
+        name, plan = failed.backend.name, failed.plan
+        request = plan.request
+        if not (failed.auto and request.fallback and self._settings.fallback_enabled):
+            raise error
+        if name in self._worked or not self._fails_always(failed):
+            raise error
+        until = time.monotonic() + _BROKEN_SECONDS
+        self._broken[name] = (refusals.brief(error.message), until)
+        try:
+            return self._auto(request, plan.policy, True)
+        except (PolicyUnenforceable, BackendUnavailable):
+            raise error from None
+
+    def _fails_always(self, failed: Chosen) -> bool:
+        floor = failed.plan.policy.min_isolation
+        policy = replace(level_policy("standard"), min_isolation=floor, asked_isolation=floor)
+        trial = Request(code="pass", id=f"{failed.plan.request.id}-trial")
+        try:
+            failed.backend.run(failed.backend.compile(policy, trial), _nowhere, never())
+        except SetupFailed:
+            return True
+        except BelljarError:
+            return False
+        return False
+
+    def _refuse_broken(self, name: str) -> None:
+        why, until = self._broken.get(name, ("", 0.0))
+        if time.monotonic() < until:
+            raise _Broken(name, why)
 
     def _fall_back(
         self,
@@ -423,6 +491,8 @@ def _short(error: BelljarError) -> str:
     match error:
         case PolicyUnenforceable():
             return f"cannot hold {', '.join(error.fields)}"
+        case _Broken():
+            return f"cannot be set up here ({error.reason})"
         case refusals.NotHere():
             return f"cannot be had here ({error.message.partition(': ')[2].partition(' (')[0]})"
         case LibrariesMissing():

@@ -6,6 +6,7 @@ what `probe` says, and the program's value or what went wrong.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import struct
@@ -16,7 +17,7 @@ from belljar.backends import registry
 from belljar.config import Settings
 from belljar.engine import Engine
 from belljar.errors import BelljarError
-from belljar.linux import namespaces, syscalls
+from belljar.linux import namespaces, probe, seccomp, syscalls
 from belljar.types import Request
 
 _SYS_ADMIN = 21
@@ -61,6 +62,15 @@ def masked_proc() -> None:
     assert os.wait()[1] == 0, "a /proc can be mounted here: this host is not what is tested"
 
 
+def closed_after_probing() -> None:
+    """Namespaces are refused, and what was found out says that they are not."""
+    probe.facts()
+    syscalls.no_new_privileges()
+    refused = [seccomp._op(seccomp._RETURN, seccomp._ERRNO | errno.EPERM)]
+    rules = dict.fromkeys(seccomp.DENIED, refused)
+    seccomp.install(seccomp._assemble(rules, syscalls.MACHINE))
+
+
 def no_capabilities() -> None:
     syscalls.drop_capabilities()
     assert not any(map(capabilities, ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")))
@@ -86,7 +96,7 @@ def main() -> None:
     answers = {name: ask(name) for name in sys.argv[2:]}
     with Engine(Settings()) as engine:
         result = engine.run(Request(code="6 * 7"))
-        answers["auto"] = [result.backend, result.value]
+        answers["auto"] = [result.backend, result.value, list(result.warnings)]
     print(json.dumps(answers))
 
 

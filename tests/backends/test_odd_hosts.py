@@ -21,8 +21,8 @@ BACKENDS = ("jail", "landlock", "subprocess", "bubblewrap", "firejail", "nsjail"
 _ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="takes root to arrange")
 
 
-def answers(peculiarity: str) -> dict[str, Any]:
-    here = [name for name in BACKENDS if registry.load(name).probe().available]
+def answers(peculiarity: str, backends: tuple[str, ...] = BACKENDS) -> dict[str, Any]:
+    here = [name for name in backends if registry.load(name).probe().available]
     done = subprocess.run(
         [sys.executable, "-B", str(HOST), peculiarity, *here],
         capture_output=True,
@@ -51,3 +51,12 @@ def test_available_backends_run_a_program(peculiarity: str) -> None:
     for name, (available, *outcome) in told.items():
         assert outcome == [42] if available else outcome[0] == "backend_unavailable", (name, told)
     assert any(available for available, *_ in told.values())
+
+
+@pytest.mark.skipif(not registry.load("jail").probe().available, reason="no jail here")
+def test_auto_goes_on_to_the_next_backend_where_the_jail_cannot_be_set_up() -> None:
+    told = answers("closed_after_probing", ("jail",))
+    assert told["jail"][:2] == [True, "backend_failed"]  # the control arm: named
+    backend, value, warnings = told["auto"]
+    assert backend in ("landlock", "subprocess") and value == 42
+    assert any("'jail' could not be used: " in warning for warning in warnings), warnings

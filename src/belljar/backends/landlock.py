@@ -41,7 +41,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from .. import collect
-from ..errors import BackendFailed
+from ..errors import BackendFailed, SetupFailed
 from ..events import Emit
 from ..interpreter import can_reach
 from ..policy import Isolation, Policy
@@ -159,7 +159,7 @@ class LandlockBackend(HostLayered):
                     cleanup.callback(group.remove)
                 watch = self._start(plan, fleet, root, program, group, own, report, emit, cancel)
             except OSError as error:
-                raise BackendFailed(
+                raise SetupFailed(
                     f"the run could not be set up: {error}", retryable=True
                 ) from error
             try:

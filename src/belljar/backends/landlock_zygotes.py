@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 
-from ..errors import BackendFailed
+from ..errors import BackendFailed, SetupFailed
 from ..guest import protocol
 from . import run_directory
 
@@ -80,9 +80,9 @@ class Zygote:
             self._control.sendall(spec)
             word, _, rest = self._control.recv(1 << 12).decode("utf-8", "replace").partition(" ")
         except OSError as error:
-            raise BackendFailed(f"the zygote did not start: {error}", retryable=True) from error
+            raise SetupFailed(f"the zygote did not start: {error}", retryable=True) from error
         if word != "ready":
-            raise BackendFailed(f"the zygote could not be set up: {rest or 'it died'}")
+            raise SetupFailed(f"the zygote could not be set up: {rest or 'it died'}")
 
     def start(self, fds: list[int], *, framed: bool) -> None:
         """Have a run's supervisor started with these descriptors. ZygoteDied if nobody is there."""
@@ -104,7 +104,7 @@ class Zygote:
             self._process.wait()
 
 
-class ZygoteDied(BackendFailed):
+class ZygoteDied(SetupFailed):
     """The warm process is gone; another one can be started."""
 
 

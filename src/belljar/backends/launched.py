@@ -28,7 +28,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from .. import collect
-from ..errors import BackendFailed, BackendUnavailable
+from ..errors import BackendFailed, BackendUnavailable, SetupFailed
 from ..events import Emit
 from ..guest import protocol
 from ..linux import root
@@ -203,7 +203,7 @@ class LaunchedBackend(HostLayered):
                     cleanup.callback(group.remove)
                 watch, supervisor = self._start(plan, message, group, report, emit, cancel)
             except OSError as error:
-                raise BackendFailed(
+                raise SetupFailed(
                     f"the run could not be set up: {error}", retryable=True
                 ) from error
             cleanup.callback(watch.close_work)

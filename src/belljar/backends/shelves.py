@@ -17,7 +17,7 @@ import signal
 import threading
 from typing import TYPE_CHECKING
 
-from ..errors import BackendFailed
+from ..errors import BackendFailed, SetupFailed
 from .jail_plan import Shape
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class Shelf:
             raise ZygoteDied("the jail's zygote died", retryable=True)
         if word != "ready":
             self.free.append(slot)
-            raise BackendFailed(f"the jail could not be set up: {' '.join(why)}")
+            raise SetupFailed(f"the jail could not be set up: {' '.join(why)}")
         self.drop(slot)
         raise BackendFailed(
             "this process has too many files open to take a jail's (ulimit -n)", retryable=True
@@ -242,7 +242,7 @@ class Slot:
                 group.remove()
 
 
-class ZygoteDied(BackendFailed):
+class ZygoteDied(SetupFailed):
     """The warm process is gone; another one can be started."""
 
 

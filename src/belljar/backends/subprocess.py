@@ -34,7 +34,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from .. import collect
-from ..errors import BackendFailed, ConfigError
+from ..errors import BackendFailed, ConfigError, SetupFailed
 from ..events import Emit
 from ..guest import protocol
 from ..interpreter import can_reach
@@ -134,7 +134,7 @@ class SubprocessBackend(HostLayered):
                     plan, root, program, group, own, report, emit, cancel
                 )
             except OSError as error:
-                raise BackendFailed(
+                raise SetupFailed(
                     f"the run could not be set up: {error}", retryable=True
                 ) from error
             ended = supervised.until_gone(watch, supervisor, group)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from ..capture import HeadTail
-from ..errors import BackendFailed, Partial
+from ..errors import BackendFailed, Partial, SetupFailed
 from ..events import Emit, Output
 from ..records import record
 from ..report import Report
@@ -202,7 +202,9 @@ class Watch:
                 else:
                     self._deadline = float(rest) + self._timeout
             elif word == "failed":
-                raise self._failure(f"the sandbox could not be set up: {rest}")
+                raise SetupFailed(f"the sandbox could not be set up: {rest}", retryable=True)
+            elif word == "broken":
+                raise self._failure(f"the run's supervisor failed: {rest}")
             elif word == "exit":
                 status, cpu, peak, started, ended, survivors, kill, reason, left = rest.split()
                 self.ended = Ended(

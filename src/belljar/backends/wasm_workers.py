@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..capture import HeadTail
-from ..errors import BackendFailed, Partial
+from ..errors import BackendFailed, Partial, SetupFailed
 from ..events import Emit, Output
 from ..guest import protocol
 from ..linux import root
@@ -96,7 +96,7 @@ class Worker:
                 })
             )  # fmt: skip
         except OSError as error:
-            raise BackendFailed(f"the wasm worker's jail died: {error}", retryable=True) from error
+            raise SetupFailed(f"the wasm worker's jail died: {error}", retryable=True) from error
         self._wait_until_ready()
 
     def _wait_until_ready(self) -> None:
@@ -105,20 +105,20 @@ class Worker:
         while not self.healthy:
             ready = self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
             if not ready:
-                raise BackendFailed("the wasm worker did not start in time", retryable=True)
+                raise SetupFailed("the wasm worker did not start in time", retryable=True)
             for fd, _ in ready:
                 if fd in said:
                     with contextlib.suppress(BlockingIOError):
                         said[fd].feed(os.read(fd, _PIECE))
                 elif fd == self.jail.run.fileno():
                     words = " ".join(text for each in said.values() if (text := each.text()))
-                    raise BackendFailed(f"the wasm worker died at its start: {words.strip()}")
+                    raise SetupFailed(f"the wasm worker died at its start: {words.strip()}")
                 else:
                     self._read_frames(self._take_ready)
 
     def _take_ready(self, kind: int, payload: bytes) -> None:
         if kind != READY:
-            raise BackendFailed(f"the wasm worker said {kind:#x} before it was ready")
+            raise SetupFailed(f"the wasm worker said {kind:#x} before it was ready")
         self._cpu = marshal.loads(payload)["cpu"]
         self.healthy = True
 

@@ -15,7 +15,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from ..errors import BackendFailed
+from ..errors import BackendFailed, SetupFailed
 from . import blank
 from .jail_plan import GUEST_ENV, Outer, Shape
 from .shelves import Jail, Message, Shelf, Slot, ZygoteDied
@@ -83,9 +83,9 @@ class Zygote:
             self._control.sendall(marshal.dumps(spec))
             word, _, rest = self._control.recv(1 << 16).decode().partition(" ")
         except OSError as error:
-            raise BackendFailed(f"the jail's zygote did not start: {error}") from error
+            raise SetupFailed(f"the jail's zygote did not start: {error}") from error
         if word != "ready":
-            raise BackendFailed(f"the jail could not be set up: {rest or 'its zygote died'}")
+            raise SetupFailed(f"the jail could not be set up: {rest or 'its zygote died'}")
 
     def take(self, shape: Shape) -> Jail:
         """A ready jail, at once if one is parked. BackendFailed if it cannot be made."""

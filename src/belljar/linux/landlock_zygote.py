@@ -128,6 +128,7 @@ def _receive(sock: _socket.socket) -> tuple[bytes, list[int]]:
 def _supervise(fds: list[int], framed: bool, settled: landlock_guest.Settled) -> NoReturn:
     control, *standard = fds[:4]
     frames, groups = (fds[4], fds[5:]) if framed else (-1, fds[4:])
+    run: Kept | None = None
     try:
         launch.reset_signals()
         for number, fd in enumerate(standard):
@@ -135,9 +136,10 @@ def _supervise(fds: list[int], framed: bool, settled: landlock_guest.Settled) ->
             os.close(fd)
         spec = marshal.loads(launch.read_message(control))
         spec["frame_fd"] = frames
-        Kept(control, spec, settled, groups).supervise()
+        run = Kept(control, spec, settled, groups)
+        run.supervise()
     except BaseException as error:  # noqa: BLE001 - whatever it is, the host must hear of it
-        launch._say(control, f"failed {type(error).__name__}: {error}")
+        launch.say_failure(control, run, error)
     os._exit(0)
 
 

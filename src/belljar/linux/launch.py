@@ -14,7 +14,7 @@ Theory of operation
 Descriptors: 0, 1, 2 and the frame descriptor are the guest's and pass through; the supervisor and
 init close their copies, so that end of file means that the guest's tree is gone. The control
 descriptor is ours alone. The host writes one byte to it, or closes it by dying, to have the run
-killed. We write lines: `started T`, `failed WHY`, `exit ...`.
+killed. We write lines: `started T`, `failed WHY` (no guest has run), `broken WHY`, `exit ...`.
 
 Who kills whom: killing init makes the kernel kill the whole pid namespace, and waiting for init
 returns only when that is done. Without one we kill all descendants again and again until the
@@ -50,11 +50,19 @@ def main(control: int, kind: type[Run] | None = None) -> None:
     """Read the launch message from `control`, run one guest, report, exit."""
     reset_signals()
     spec = marshal.loads(read_message(control))
+    run: Run | None = None
     try:
-        (kind or Run)(control, spec).supervise()
+        run = (kind or Run)(control, spec)
+        run.supervise()
     except Exception as error:  # noqa: BLE001 - whatever it is, the host must hear of it
-        _say(control, f"failed {type(error).__name__}: {error}")
+        say_failure(control, run, error)
     os._exit(0)  # nothing to finalise, and the host is waiting
+
+
+def say_failure(control: int, run: Run | None, error: BaseException) -> None:
+    """`failed` if it is certain that no guest was started: the host may try another backend."""
+    word = "broken" if run is not None and run.child >= 0 else "failed"
+    _say(control, f"{word} {type(error).__name__}: {error}")
 
 
 def reset_signals() -> None:
@@ -91,6 +99,8 @@ def _say(control: int, line: str) -> None:
 
 class Run:
     """One guest from fork to proven end."""
+
+    child = -1
 
     def __init__(self, control: int, spec: dict[str, Any]) -> None:
         self.control = control
