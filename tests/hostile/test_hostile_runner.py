@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ import pytest
 from belljar.policy import Isolation
 from belljar.testing import FakeBackend, hostile
 from belljar.testing.hostile import Case, Outcome, Suite, Verdict
+from belljar.testing.hostile.snapshot import PATIENCE
 from belljar.testing.hostile.subject import NO_ANSWER
 from belljar.types import Request, Result, Status
 
@@ -34,13 +36,15 @@ def examine(
     *cases: Case,
     isolation: Isolation = Isolation.PROCESS,
     repeat: int = 1,
+    patience: float = PATIENCE,
 ) -> list[Outcome]:
     backend = FakeBackend(respond, isolation=isolation)
     suite = Suite(
         cases=cases, limits=SUITE.limits, placeholders=SUITE.placeholders, meta=SUITE.meta
     )
     with hostile.World(suite) as world, hostile.EngineSubject(backend) as subject:
-        return hostile.Runner(suite, subject, world).run(suite.cases, repeat=repeat)
+        runner = hostile.Runner(suite, subject, world, patience=patience)
+        return runner.run(suite.cases, repeat=repeat)
 
 
 def asserting(*names: str, case_id: str = HELD) -> Case:
@@ -77,6 +81,33 @@ def test_a_broken_next_run_is_a_breach() -> None:
     (outcome,) = examine(once, asserting("next_run_ok"))
     assert outcome.verdict is Verdict.BREACHED
     assert "next_run_ok" in outcome.reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("slow", "verdict"),
+    [
+        (0, Verdict.HELD),
+        (3, Verdict.HELD),  # as long as a neighbour's burst lasts
+        (1, Verdict.BREACHED),  # the next one alone, each time
+        (1000, Verdict.BREACHED),  # all of them
+    ],
+)
+def test_a_slow_next_run_counts_unless_the_ones_after_it_become_fast_again(
+    slow: int, verdict: Verdict
+) -> None:
+    left = 0
+
+    def slowed(request: Request) -> Result:
+        nonlocal left
+        if request.code != "print(2+2)":
+            left = slow
+        elif left:
+            left -= 1
+            time.sleep(0.25)
+        return answer("R:HELD\n")(request)
+
+    (outcome,) = examine(slowed, asserting("next_run_ok"), patience=0.3)
+    assert outcome.verdict is verdict
 
 
 def test_a_backend_that_raises_is_not_held() -> None:

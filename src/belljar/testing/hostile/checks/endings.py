@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import time
 
 from ....types import Status
 from ..judge import allowance, breach_lines, is_absent
@@ -12,6 +14,8 @@ from . import check
 _SLOWER = 3.0
 # Below this a ratio says more about the scheduler than about the sandbox.
 _FLOOR_SECONDS = 0.15
+# So many times as long as a run's remains may take to go, runs may be slow after it.
+_BURST = 6
 
 
 @check("no_breach")
@@ -102,16 +106,31 @@ def _unless_stopped(scene: Scene, why: str) -> str | None:
 
 @check("next_run_ok")
 def next_run_ok(scene: Scene, _: str) -> str | None:
-    seen, seconds = scene.timed("print(2+2)")
+    """The next plain run works, and takes as long as usual.
+
+    Because a busy machine slows down the runs after the next one as well, they are looked at until
+    one is as fast as usual: then it was a burst of something else, otherwise every attempt at the
+    case would fall into the same burst. A case has slowed down its next run alone, or all of them.
+    """
     usual = scene.latency.usual
-    if seen.result is None:
-        return f"the next run failed: {seen.failure}"
-    if seen.result.status is not Status.SUCCESS or seen.result.stdout != "4\n":
-        return f"the next run ended {seen.result.status.value} with {seen.result.stdout[:40]!r}"
-    scene.latency.add(seconds)
-    if usual and seconds > max(_SLOWER * usual, usual + _FLOOR_SECONDS):
-        return Noise(f"the next run took {seconds:.2f} s, usual are {usual:.2f} s")
-    return None
+    slow = max(_SLOWER * usual, usual + _FLOOR_SECONDS) if usual else math.inf
+    deadline = time.monotonic() + _BURST * scene.patience
+    first: float | None = None
+    runs = 0
+    while True:
+        seen, seconds = scene.timed("print(2+2)")
+        runs += 1
+        if seen.result is None:
+            return f"the next run failed: {seen.failure}"
+        if seen.result.status is not Status.SUCCESS or seen.result.stdout != "4\n":
+            return f"the next run ended {seen.result.status.value} with {seen.result.stdout[:40]!r}"
+        if first is None:
+            first = seconds
+            scene.latency.add(seconds)
+        if seconds <= slow and runs != 2:
+            return None
+        if seconds <= slow or time.monotonic() > deadline:
+            return Noise(f"the next run took {first:.2f} s, usual are {usual:.2f} s")
 
 
 @check("next_run_lacks")
