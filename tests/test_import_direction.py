@@ -84,6 +84,15 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "language_report": (
         *CORE, "backends", "doctor", "interpreter", "language_host", "languages",
     ),
+    # What tools and servers tell about the sandbox.
+    "capabilities": (
+        *CORE, "api", "backends", "explanation", "languages", "libraries", "presentation",
+    ),
+    # Each server translates one protocol to the public calls.
+    "servers": (),
+    "servers.mcp": (
+        *CORE, "_version", "api", "capabilities", "languages", "presentation",
+    ),
     # The edges may use everything; nothing above uses them.
     "compat": ("*",),
     "cli": ("*",),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import collect, languages, libraries
-from .backends.base import Cancel
+from .backends.base import Cancel, Plan
 from .config import Settings, load
 from .engine import Engine
 from .errors import RequestError
@@ -198,19 +198,31 @@ class Runner:
         given = {**self._defaults, **_chosen(overrides)}
         if context is not None:
             given["context"] = context
-        _check_keys(given)
-        request = build_request(
-            code=code,
-            settings=self._engine.settings,
-            **{key: given[key] for key in REQUEST_KEYS if given.get(key) is not None},
-        )
         return self._engine.run(
-            request,
+            self._request(code, given),
             level=given.get("level"),
             backend=given.get("backend"),
             wishes=wishes_from(given),
             emit=_text_callbacks(given.get("on_stdout"), given.get("on_stderr")),
             cancel=cancel,
+        )
+
+    def plan(self, code: str, **overrides: Any) -> Plan:
+        """What `execute` would do, without doing it; raises what `execute` would raise."""
+        given = {**self._defaults, **_chosen(overrides)}
+        return self._engine.plan(
+            self._request(code, given),
+            level=given.get("level"),
+            backend=given.get("backend"),
+            wishes=wishes_from(given),
+        )
+
+    def _request(self, code: str, given: Mapping[str, Any]) -> Request:
+        _check_keys(given)
+        return build_request(
+            code=code,
+            settings=self._engine.settings,
+            **{key: given[key] for key in REQUEST_KEYS if given.get(key) is not None},
         )
 
     def close(self) -> None:

@@ -55,6 +55,11 @@ def limit_text(policy: Policy, name: str) -> str:
     return f"{value:g} s" if name == "timeout" else f"{value:g}"
 
 
+def network_text(policy: Policy) -> str:
+    network = policy.network
+    return network.mode if network.mode != "hosts" else ", ".join(network.allow)
+
+
 def signal_text(number: int) -> str:
     """`segmentation fault (signal 11)`"""
     import signal as signals

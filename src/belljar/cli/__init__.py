@@ -47,6 +47,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "doctor": Command("belljar.cli.doctor", "show what this host can do and how to get the rest"),
     "images": Command("belljar.cli.images", "list, build, remove or pull container images"),
+    "mcp": Command("belljar.cli.mcp", "serve the sandbox to agents, as MCP tools"),
     "settings": Command(
         "belljar.cli.settings", "show every setting and where its value comes from"
     ),

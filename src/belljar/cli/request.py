@@ -34,9 +34,8 @@ _LIMIT_HELP = {
 }
 
 
-def add_arguments(parser: Parser) -> None:
-    """Everything that `run` and `exec` have in common."""
-    parser.guest_words = True
+def add_policy_arguments(parser: Parser) -> argparse._ArgumentGroup:
+    """Where programs run and what they may use, also for a server's; returns the first group."""
     where = parser.add_argument_group("where it runs")
     where.add_argument("--backend", metavar="NAME", help="see `belljar backends` (default: auto)")
     where.add_argument("--level", metavar="LEVEL", help="permissive, standard or strict")
@@ -49,14 +48,6 @@ def add_arguments(parser: Parser) -> None:
         help="refuse to run if the backend that is named is missing",
     )
     where.add_argument(
-        "--require", metavar="NAME,NAME", help="Python libraries that must be there to import"
-    )
-    where.add_argument(
-        "--retry",
-        action="store_true",
-        help="on a missing module, before any effect, try once more on another backend",
-    )
-    where.add_argument(
         "--image", metavar="IMAGE", help="container image, for backends that use one"
     )
 
@@ -66,6 +57,21 @@ def add_arguments(parser: Parser) -> None:
         limits.add_argument(_flag(name), dest=name, metavar=metavar, help=text)
     limits.add_argument(
         "--network", metavar="NET", help="off (default), any, or HOST,HOST:PORT,*.DOMAIN"
+    )
+    return where
+
+
+def add_arguments(parser: Parser) -> None:
+    """Everything that `run` and `exec` have in common."""
+    parser.guest_words = True
+    where = add_policy_arguments(parser)
+    where.add_argument(
+        "--require", metavar="NAME,NAME", help="Python libraries that must be there to import"
+    )
+    where.add_argument(
+        "--retry",
+        action="store_true",
+        help="on a missing module, before any effect, try once more on another backend",
     )
 
     data = parser.add_argument_group("what goes in and out")

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from ..backends.base import Plan
-from ..explanation import limit_text, signal_text
+from ..explanation import limit_text, network_text, signal_text
 from ..policy import Ceiling, Limits, Policy
 from ..presentation import value_text
 from ..records import names
@@ -42,11 +42,6 @@ def exit_code(result: Result) -> int:
         case Status.ERROR:
             return 128 + result.signal if result.signal else 1
     return 137
-
-
-def network_text(policy: Policy) -> str:
-    network = policy.network
-    return network.mode if network.mode != "hosts" else ", ".join(network.allow)
 
 
 def frame(plan: Plan) -> None:

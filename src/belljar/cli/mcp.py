@@ -1,0 +1,131 @@
+"""`belljar mcp`: the sandbox as tools for agents, over the Model Context Protocol."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from .. import config
+from ..api import Runner
+from ..errors import ConfigError
+from ..policy_fields import LIMITS
+from ..servers import mcp
+from . import request
+from .arguments import Parser, UsageError, add_common
+
+EPILOG = """\
+An MCP client starts this command itself and speaks with it on standard input and output; run by
+hand it only waits. Flags and configuration set the policy. A call chooses the program, its
+language, its input and a timeout up to the maximum, and cannot loosen anything.
+
+tools: execute_code, run_python_code, run_command, describe_environment
+
+examples:
+  belljar mcp --install claude           add it to a client: claude, cursor, vscode or codex
+  belljar mcp --install codex --print    only show what would be written
+  belljar mcp --level strict             what runs must be pure computation
+  belljar mcp --timeout 20s --memory 1G --languages python
+  belljar mcp --network any              programs may use the network
+  belljar mcp --mount .:project:ro       programs see this directory, read-only
+  belljar mcp --http                     for clients that speak HTTP, on 127.0.0.1:8722"""
+
+# A model reads the whole answer. An operator who sets the limit anywhere gets that.
+OUTPUT = 32 << 10
+MAX_TIMEOUT = 300.0
+# Their contents come along up to a cap.
+LEFT_FILES = ("*",)
+
+
+def add_arguments(parser: Parser) -> None:
+    where = request.add_policy_arguments(parser)
+    where.add_argument(
+        "--modules", metavar="LIST", help="import lint: any, level, safe, or NAME,NAME"
+    )
+    offered = parser.add_argument_group("what clients get")
+    offered.add_argument(
+        "--languages", metavar="NAME,NAME", help="offer these only (default: all installed)"
+    )
+    offered.add_argument(
+        "--max-timeout",
+        metavar="TIME",
+        help="the most that a call may ask for (default: --timeout, else the ceiling)",
+    )
+    offered.add_argument("--python", metavar="PATH", help="the interpreter of Python programs")
+    offered.add_argument(
+        "--mount",
+        metavar="SRC:DST[:ro|rw]",
+        action="append",
+        default=[],
+        help="show a host path to every program",
+    )
+    offered.add_argument(
+        "--no-files", action="store_true", help="do not send the files that programs leave"
+    )
+    offered.add_argument(
+        "--concurrency", metavar="N", type=int, help="programs that run at a time (default: 8)"
+    )
+    add_common(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    mcp.require_extra()
+    from ..capabilities import look
+    from ..servers.mcp import stdio, tools
+    from ..servers.mcp.calls import Calls
+
+    settings = _settings(args)
+    allowed = _names(args.languages)
+    with Runner(settings=settings, **_options(args, settings)) as runner:
+        calls = Calls(
+            runner,
+            max_timeout=settings.ceiling.timeout or MAX_TIMEOUT,
+            allowed=allowed,
+            outputs=() if args.no_files else LEFT_FILES,
+        )
+        offered = look(runner, allowed)
+        if not offered.languages:
+            runner.plan("", language=allowed[0] if allowed else "python")  # raises why
+        stdio.serve(tools.build(calls, offered, log_level="WARNING"), calls)
+    return 0
+
+
+def _settings(args: argparse.Namespace) -> config.Settings:
+    """The configuration, under a ceiling that the flags can lower only."""
+    given = args.max_timeout or args.timeout
+    # Guests of the backend without isolation would share this process with the protocol.
+    ceiling: dict[str, Any] = {"min_isolation": "process", "timeout": given}
+    settings = config.load(path=args.config, overrides={"ceiling": ceiling})
+    most = settings.ceiling.timeout
+    if given is not None and most is not None and most < LIMITS["timeout"]("timeout", given):
+        raise ConfigError(
+            "max_timeout",
+            f"{given} is past the operator's ceiling {most:g} s",
+            fix="raise ceiling.timeout; `belljar settings` shows where it is set",
+        )
+    return settings
+
+
+def _options(args: argparse.Namespace, settings: config.Settings) -> dict[str, Any]:
+    """What the operator fixed, as defaults of a Runner."""
+    wishes = request.wishes(args)
+    if "output" not in wishes and "output" not in settings.defaults:
+        wishes["output"] = OUTPUT
+    return {
+        **wishes,
+        "level": args.level,
+        "backend": args.backend,
+        "image": args.image,
+        "python": args.python,
+        "mounts": tuple(args.mount) or None,
+        "fallback": False if args.no_fallback else None,
+        "max_concurrency": args.concurrency or 8,
+    }
+
+
+def _names(given: str | None) -> tuple[str, ...] | None:
+    if given is None:
+        return None
+    names = tuple(name.strip() for name in given.split(",") if name.strip())
+    if not names:
+        raise UsageError("--languages names none", fix="write --languages python,bash")
+    return names
