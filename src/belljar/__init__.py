@@ -7,7 +7,21 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 from ._version import __version__
+
+if sys.implementation.name != "cpython":
+    raise ImportError(
+        "Belljar runs on CPython only, because it forks interpreters and calls the kernel in ways"
+        f" that {sys.implementation.name} does not have: install CPython 3.11 or later"
+    )
+if not os.path.isfile(__file__):
+    raise ImportError(
+        f"Belljar starts helper processes from its own files, and {__file__!r} is inside an"
+        " archive: install it with pip, or unpack the archive and run it from there"
+    )
 
 TYPE_CHECKING = False  # as `typing` has it; every supervisor process would pay for that import
 if TYPE_CHECKING:

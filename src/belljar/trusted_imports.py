@@ -22,8 +22,10 @@ import stat
 import sys
 import threading
 
-# Loaded in every process; `importlib.machinery` is not.
-from _frozen_importlib_external import PathFinder
+try:  # loaded in every process; `importlib.machinery` is not
+    from _frozen_importlib_external import PathFinder
+except ImportError:
+    from importlib.machinery import PathFinder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -24,7 +24,11 @@ _MODULES = (
     "failures", "protocol", "shows", "tables", "values", "worker",
 )  # fmt: skip
 _BOOT = """
-import _frozen_importlib, marshal, os, sys
+import marshal, os, sys
+try:
+    from _frozen_importlib import ModuleSpec
+except ImportError:
+    from importlib.machinery import ModuleSpec
 def take(size):
     data = b""
     while len(data) < size:
@@ -38,7 +42,7 @@ class Sources:
     @classmethod
     def find_spec(cls, name, path=None, target=None):
         if name in cls.held:
-            return _frozen_importlib.ModuleSpec(name, cls)
+            return ModuleSpec(name, cls)
     @staticmethod
     def create_module(spec):
         return None

@@ -7,12 +7,12 @@ imports is waited for before that: `subprocess` and `socket` would take longer t
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]
-import _socket
 import _thread
 import os
 import select
 import sys
+
+from ..linux.bare import signal, socket
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 _CONTROL = 3
@@ -62,7 +62,7 @@ class Process:
                     (os.POSIX_SPAWN_DUP2, 0, 2),
                 ],
                 setsid=True,
-                setsigdef=[_signal.SIGPIPE, _signal.SIGXFSZ, _signal.SIGCHLD],
+                setsigdef=[signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD],
             )
         finally:
             if apart != control:
@@ -92,7 +92,7 @@ class Process:
     def kill(self) -> None:
         if self.returncode is None:
             try:
-                _signal.pidfd_send_signal(self._pidfd, _signal.SIGKILL)
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
             except ProcessLookupError:  # it has just ended, and nobody needs to wait for it
                 return
 
@@ -102,7 +102,7 @@ class Blank:
 
     def __init__(self, *, worker: bool) -> None:
         self.owner = os.getpid()
-        self.control, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         flags = ["-I", "-B"] if worker else ["-I", "-S", "-B"]
         boot = _BOOT.format(
             no_bytecode=sys.dont_write_bytecode, package=_PACKAGE, control=_CONTROL, worker=worker

@@ -12,10 +12,12 @@ import re
 import stat
 import struct
 import threading
-
-# Not from `hashlib`, which loads OpenSSL: that takes as long as starting a run.
-from _blake2 import blake2b
 from array import array
+
+try:  # `hashlib` loads OpenSSL: that takes as long as starting a run
+    from _blake2 import blake2b
+except ImportError:
+    from hashlib import blake2b
 
 NAME = re.compile(r"index|sharedindex\.[0-9a-f]+")
 # Of all index files of one repository: two million entries, which take about two seconds.

@@ -10,13 +10,17 @@ One thread, started when there is something to do, looks after all of them.
 
 from __future__ import annotations
 
-import _queue  # all that we need of `queue`, which imports more
 import contextlib
 import select
 import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+try:  # all that we need of `queue`, which imports more
+    from _queue import Empty, SimpleQueue
+except ImportError:
+    from queue import Empty, SimpleQueue
 
 if TYPE_CHECKING:
     from .jail_watch import JailWatch
@@ -97,7 +101,7 @@ class Settler:
     """All runs of one backend that something is left to do for. Called from many threads."""
 
     def __init__(self) -> None:
-        self._arriving: _queue.SimpleQueue[_Open | _Over | None] = _queue.SimpleQueue()
+        self._arriving: SimpleQueue[_Open | _Over | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -167,7 +171,7 @@ class Settler:
             while True:
                 try:
                     arrived = self._arriving.get(block=block)
-                except _queue.Empty:
+                except Empty:
                     break
                 block = False
                 if arrived is None:

@@ -8,7 +8,6 @@ nobody waits, and is at hand when somebody asks.
 
 from __future__ import annotations
 
-import _socket as socket  # the bare one: what else `socket` has takes milliseconds to import
 import array
 import contextlib
 import os
@@ -18,6 +17,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from ..errors import BackendFailed, SetupFailed
+from ..linux.bare import socket
 from .jail_plan import Shape
 
 if TYPE_CHECKING:

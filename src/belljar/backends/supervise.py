@@ -10,13 +10,10 @@ from collections.abc import Callable
 from ..capture import HeadTail
 from ..errors import BackendFailed, Partial, SetupFailed
 from ..events import Emit, Output
+from ..linux.bare import socket
 from ..records import record
 from ..report import Report
 from .base import Cancel
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import _socket as socket
 
 _START_SECONDS = 30.0  # a supervisor that has not started its guest by then is broken
 _KILL_SECONDS = 10.0  # and so is one that has not reported the end of a killed guest

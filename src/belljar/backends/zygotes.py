@@ -6,7 +6,6 @@ runs ask for. Everything here is called from many threads.
 
 from __future__ import annotations
 
-import _socket as socket  # the bare one: what else `socket` has takes milliseconds to import
 import itertools
 import marshal
 import os
@@ -16,6 +15,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ..errors import BackendFailed, SetupFailed
+from ..linux.bare import socket
 from . import blank
 from .jail_plan import GUEST_ENV, Outer, Shape
 from .shelves import Jail, Message, Shelf, Slot, ZygoteDied

@@ -156,6 +156,7 @@ class _ScannerSettings:
     """What `_json` asks its decoder for."""
 
     strict = True
+    array_hook = None  # since 3.15
     object_hook = None
     object_pairs_hook = None
 
@@ -214,10 +215,11 @@ def _plain_codec() -> tuple[Scan, Write]:
 
 
 # CPython's `json` package wraps `_json`, but importing the wrapper (it compiles expressions) takes
-# half as long as starting the interpreter does: it is for where the accelerator is missing.
+# half as long as starting the interpreter does: it is for where the accelerator is missing, or is
+# another than the one we know, whatever it then raises.
 try:
     _scan, _write = _accelerated_codec()
-except (ImportError, TypeError):
+except Exception:
     _scan, _write = _plain_codec()
 
 

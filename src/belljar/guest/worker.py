@@ -345,9 +345,12 @@ def compile_program(code: str, filename: str) -> tuple[CodeType, CodeType | None
     if len(tree.body) > 1 or type(tail.value).__name__ != "Constant":  # else it may be `__doc__`
         del tree.body[-1]
     body = compile(tree, filename, "exec", flags, dont_inherit=True)
-    import _ast
+    try:  # `ast` takes milliseconds to import
+        from _ast import Expression
+    except ImportError:
+        from ast import Expression
 
-    expression: Any = _ast.Expression(body=tail.value)
+    expression: Any = Expression(body=tail.value)
     flags |= body.co_flags & _FUTURES
     return body, compile(expression, filename, "eval", flags, dont_inherit=True)
 

@@ -21,7 +21,8 @@ _BATCH = 250  # files per interpreter: part of the result, see above
 # Reads "source\0path\0" pairs; answers each with the length of the compiled file, and the file.
 # A file that this Python cannot compile (a template, another dialect) has the length zero.
 _COMPILER = """
-import importlib._bootstrap_external as external, _imp, struct, sys
+import importlib.util, marshal, struct, sys
+UNCHECKED_HASH = (1).to_bytes(4, "little")
 words = sys.stdin.buffer.read().decode("utf-8", "surrogateescape").split("\\0")[:-1]
 for source, path in zip(words[::2], words[1::2]):
     with open(source, "rb") as file:
@@ -31,8 +32,8 @@ for source, path in zip(words[::2], words[1::2]):
     except (SyntaxError, ValueError):
         done = b""
     else:
-        hashed = _imp.source_hash(external._RAW_MAGIC_NUMBER, text)
-        done = bytes(external._code_to_hash_pyc(code, hashed, False))
+        head = importlib.util.MAGIC_NUMBER + UNCHECKED_HASH + importlib.util.source_hash(text)
+        done = head + marshal.dumps(code)
     sys.stdout.buffer.write(struct.pack(">I", len(done)) + done)
 """
 

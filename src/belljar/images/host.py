@@ -114,7 +114,7 @@ def _add_commands(layer: Layer) -> None:
 def _add_python(layer: Layer) -> None:
     tree = layer.tree
     short = "{}.{}".format(*sys.version_info)
-    executable = os.path.realpath(sys._base_executable)  # type: ignore[attr-defined]
+    executable = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     library = f"usr/lib/python{short}"
     tree.copy(executable, f"usr/bin/python{short}")
     tree.link("usr/bin/python3", f"python{short}")

@@ -47,8 +47,7 @@ def layer(names: Iterable[str] = DATA) -> Layer:
                 made.tree.copy(source, f"{place}/{inside}")
     native = [entry.source or "" for path, entry in made.tree.files(below=place) if ".so" in path]
     add_libraries(made.tree, native, besides=homes)
-    python = os.path.realpath(sys._base_executable)  # type: ignore[attr-defined]
-    add_bytecode(made.tree, python, sys.implementation.cache_tag or "")
+    add_bytecode(made.tree, os.path.realpath(_interpreter()), sys.implementation.cache_tag or "")
     return made
 
 
@@ -80,10 +79,15 @@ def with_requirements(names: Iterable[str]) -> dict[str, metadata.Distribution]:
     return chosen
 
 
+def _interpreter() -> str:
+    """The one that a virtual environment was made from, where CPython says which that is."""
+    return getattr(sys, "_base_executable", sys.executable)
+
+
 def _packages_directory() -> str:
     """Where an image's Python looks for packages, as a path of the image."""
     asked = subprocess.run(
-        [sys._base_executable, "-I", "-c", "import site; print(site.getsitepackages()[0])"],  # type: ignore[attr-defined]
+        [_interpreter(), "-I", "-c", "import site; print(site.getsitepackages()[0])"],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     here = asked.stdout.strip() or site.getsitepackages()[0]

@@ -11,10 +11,10 @@ What is cheap comes first: upper bounds, which most runs never reach.
 
 from __future__ import annotations
 
-import _socket
 import os
 import resource
 
+from .bare import socket
 from .tree import proportional_size
 
 _PIPE = 16 * resource.getpagesize()
@@ -29,11 +29,11 @@ def largest_socket() -> int:
     A sender may begin a packet as long as there is any room, and a packet may be as large as all
     of it. A TCP socket has two such buffers.
     """
-    unix = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM)
+    unix = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         sizes = [
-            unix.getsockopt(_socket.SOL_SOCKET, option)
-            for option in (_socket.SO_SNDBUF, _socket.SO_RCVBUF)
+            unix.getsockopt(socket.SOL_SOCKET, option)
+            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF)
         ]
     finally:
         unix.close()

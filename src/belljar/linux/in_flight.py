@@ -6,23 +6,24 @@ with the sender's limit of open files. The runs of an ordinary user are that use
 
 from __future__ import annotations
 
-import _socket
 import errno
 import resource
 import struct
 import threading
 
+from .bare import socket
+
 _raised = threading.Lock()
 
 
-def send(sender: _socket.socket, message: bytes, fds: list[int]) -> None:
+def send(sender: socket.socket, message: bytes, fds: list[int]) -> None:
     """One message with descriptors. OSError if the other end is gone.
 
     If the limit is in the way it is raised for that moment only: it is the whole process's, whose
     own programs and libraries may depend on it.
     """
     data = struct.pack(f"{len(fds)}i", *fds)
-    passed = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, data)]
+    passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, data)]
     try:
         sender.sendmsg([message], passed)
     except OSError as error:

@@ -20,11 +20,11 @@ Nothing here may import: the files of this package are not in the jail.
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]
 import os
 import time
 
 from . import syscalls
+from .bare import signal
 
 LOOKS = 50
 _PF_EXITING = 0x4
@@ -65,7 +65,7 @@ class Keeper:
         """Whether the kernel says that it does not run again, and leaves nobody behind."""
         self._come_here()
         try:
-            _signal.pidfd_send_signal(self._process, _signal.SIGKILL)
+            signal.pidfd_send_signal(self._process, signal.SIGKILL)
             return self._is_ended(looks)
         except ProcessLookupError:
             return True  # not even that is left of it: its children are the anchor's

@@ -6,7 +6,6 @@ Nothing here may import once it runs: after `restrict` the files of this package
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]
 import fcntl
 import gc
 import os
@@ -14,6 +13,7 @@ import resource
 import select
 
 from . import landlock, leave, own_frames, seccomp, seccomp_landlock, syscalls
+from .bare import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ def be_guest(spec: dict[str, Any], settled: Settled) -> NoReturn:
         os.sched_setaffinity(0, spec["affinity"])
     status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
     _limit(spec["rlimits"])
-    for number in (_signal.SIGINT, _signal.SIGPIPE, _signal.SIGXFSZ):
-        _signal.signal(number, _signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
     if "landlock" in settled.layers:
         ruleset = landlock.build(
             (*spec["read_only"], *_OWN_FILES),
@@ -75,9 +75,9 @@ def be_guest(spec: dict[str, Any], settled: Settled) -> NoReturn:
     if spec["argv"]:
         os.set_inheritable(FRAMES, spec["frame_fd"] >= 0)
         os.execve(spec["argv"][0], spec["argv"], spec["env"])
-    _signal.signal(_signal.SIGINT, _signal.default_int_handler)
-    for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # as Python has them
-        _signal.signal(number, _signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # as Python has them
+        signal.signal(number, signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(spec["env"])
     gc.enable()

@@ -24,8 +24,6 @@ before that seccomp does, for a guest that is one process.
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]
-import _socket
 import array
 import gc
 import marshal
@@ -33,6 +31,7 @@ import os
 import sys
 
 from . import landlock_guest, launch, leave, own_frames, seccomp, seccomp_jail, syscalls
+from .bare import signal, socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ _LOOKS_IN_VAIN = 3
 
 def main(control: int) -> None:
     """Become the zygote that the first message on `control` describes; serve until it closes."""
-    sock = _socket.socket(fileno=control)
+    sock = socket.socket(fileno=control)
     spec: dict[str, Any] = marshal.loads(sock.recv(_MESSAGE))
     try:
         settled = _settle(spec)
@@ -75,7 +74,7 @@ def _settle(spec: dict[str, Any]) -> landlock_guest.Settled:
     syscalls.no_new_privileges()
     if "seccomp" in settled.layers:
         seccomp.install(seccomp_jail.base())
-    _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)  # the kernel collects our dead by itself
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel collects our dead by itself
     os.environ.clear()
     for name in [name for name in sys.modules if name.partition(".")[0] == __package__]:
         del sys.modules[name]
@@ -105,7 +104,7 @@ def _preload(settled: landlock_guest.Settled, spec: dict[str, Any]) -> None:
         settled.reseed = numpy.random.seed
 
 
-def _serve(control: _socket.socket, settled: landlock_guest.Settled) -> NoReturn:
+def _serve(control: socket.socket, settled: landlock_guest.Settled) -> NoReturn:
     while True:
         message, fds = _receive(control)
         if not message:
@@ -117,8 +116,8 @@ def _serve(control: _socket.socket, settled: landlock_guest.Settled) -> NoReturn
             os.close(fd)
 
 
-def _receive(sock: _socket.socket) -> tuple[bytes, list[int]]:
-    message, ancillary, _, _ = sock.recvmsg(_MESSAGE, _socket.CMSG_SPACE(4 * 16))
+def _receive(sock: socket.socket) -> tuple[bytes, list[int]]:
+    message, ancillary, _, _ = sock.recvmsg(_MESSAGE, socket.CMSG_SPACE(4 * 16))
     fds = array.array("i")
     for _, _, data in ancillary:
         fds.frombytes(data)

@@ -31,7 +31,6 @@ interpreter, from the process that started us.
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # `signal` would import enum, which costs more than everything here together
 import marshal
 import os
 import resource
@@ -40,6 +39,7 @@ import sys
 import time
 
 from . import footprint, landlock, namespaces, own_frames, root, seccomp, syscalls, tree
+from .bare import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -70,10 +70,10 @@ def reset_signals() -> None:
 
     Python's own handler for SIGINT must go, too: init would let the guest end it by that signal.
     """
-    _signal.pthread_sigmask(_signal.SIG_SETMASK, [])
-    for number in range(1, _signal.NSIG):
-        if number not in (_signal.SIGKILL, _signal.SIGSTOP, _signal.SIGPIPE, 32, 33):
-            _signal.signal(number, _signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    for number in range(1, signal.NSIG):
+        if number not in (signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, 32, 33):
+            signal.signal(number, signal.SIG_DFL)
 
 
 def read_message(fd: int) -> bytes:
@@ -219,7 +219,7 @@ class Run:
         syscalls.no_new_privileges()
         if spec["landlock"]:
             landlock.restrict(spec["read_only"], spec["read_write"], spec["devices"])
-        _signal.signal(_signal.SIGPIPE, _signal.SIG_DFL)  # Python ignores it; others should not
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it; others should not
         if spec["frame_fd"] >= 0:
             os.set_inheritable(spec["frame_fd"], True)
         # Last but the filter: a small limit on descriptors is the guest's to run into, not ours.

@@ -23,13 +23,12 @@ firejail's sandbox dies with firejail.
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]
-import _socket
 import array
 import os
 import select
 
 from . import launch, namespaces
+from .bare import signal, socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ class ToolRun(launch.Run):
 
     def __init__(self, control: int, spec: dict[str, Any]) -> None:
         super().__init__(control, spec)
-        self.tell = _socket.socket(fileno=spec["tell"])
+        self.tell = socket.socket(fileno=spec["tell"])
         self.words, words_writer = os.pipe()
         self.theirs = [*spec["theirs"], words_writer]
         self.told_by = spec["tell"]
@@ -56,7 +55,7 @@ class ToolRun(launch.Run):
         os.set_inheritable(self.told_by, False)
         for fd in (1, 2):
             os.dup2(self.theirs[-1], fd)
-        _signal.signal(_signal.SIGPIPE, _signal.SIG_DFL)
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         if os.geteuid() == 0:
             try:
                 namespaces.own_mounts()  # what others mount meanwhile would trip the tool up
@@ -71,7 +70,7 @@ class ToolRun(launch.Run):
         if self.told_by not in dict(poll.poll()):
             return b""  # the host wants it dead, or is: `_wait_for_end` sees that, too
         try:
-            word, passed, _, _ = self.tell.recvmsg(5, _socket.CMSG_SPACE(4 * 4))
+            word, passed, _, _ = self.tell.recvmsg(5, socket.CMSG_SPACE(4 * 4))
         except ConnectionResetError:
             word, passed = b"", []
         if word == b"ready":

@@ -6,7 +6,6 @@ down: that would copy every page that the fork shares.
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]
 import atexit
 import gc
 import io
@@ -14,6 +13,7 @@ import os
 import sys
 
 from . import own_frames
+from .bare import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def run_and_leave(
     except SystemExit as leaving:
         code = _exit_code(leaving)
     except KeyboardInterrupt:
-        code = -_signal.SIGINT
+        code = -signal.SIGINT
     except BaseException:  # noqa: BLE001 - the program may raise anything
         sys.excepthook(*sys.exc_info())
         code = 1
@@ -60,8 +60,8 @@ def run_and_leave(
         except OSError:
             continue  # the program has closed it
     if code < 0:
-        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
-        os.kill(os.getpid(), _signal.SIGINT)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     os._exit(code & 0xFF)
 
 
@@ -79,12 +79,22 @@ def _finish(loaded: Loaded, more_are_open: MoreAreOpen, code: int) -> int:
     try:
         threading = sys.modules.get("threading")
         if threading is not None and threading.active_count() > 1:
-            threading._shutdown()
-        atexit._run_exitfuncs()
+            _wait_for_threads(threading)
+        if hasattr(atexit, "_run_exitfuncs"):  # nothing public runs them
+            atexit._run_exitfuncs()
         let_go_of_files(loaded, more_are_open)
     except BaseException:  # noqa: BLE001 - the program's own handlers may raise anything
         return code or 120  # as CPython says when it cannot flush
     return code
+
+
+def _wait_for_threads(threading: Any) -> None:
+    if hasattr(threading, "_shutdown"):  # CPython's own way, private to it
+        threading._shutdown()
+        return
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.current_thread():
+            thread.join()
 
 
 def let_go_of_files(loaded: Loaded, more_are_open: MoreAreOpen) -> None:

@@ -8,6 +8,7 @@ import os
 import struct
 
 from . import syscalls
+from .bare import socket
 from .footprint import LARGEST_TCP_BUFFER
 
 # What a guest sees as its own user and group, whoever runs Belljar.
@@ -56,9 +57,8 @@ def own_user(also: int = 0) -> None:
 
 def loopback_up() -> None:
     """Switch 127.0.0.1 on in this network namespace."""
-    import _socket  # the wrapper module costs milliseconds at start
 
-    sock = _socket.socket(_AF_INET, _SOCK_DGRAM)
+    sock = socket.socket(_AF_INET, _SOCK_DGRAM)
     try:
         fcntl.ioctl(sock.fileno(), _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP))
     finally:

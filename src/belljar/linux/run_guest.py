@@ -6,8 +6,6 @@ the files of this package are not in there.
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]
-import _socket
 import fcntl
 import gc
 import marshal
@@ -16,6 +14,7 @@ import resource
 import struct
 
 from . import landlock, leave, namespaces, own_frames, root, seccomp, syscalls
+from .bare import signal, socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 FRAMES = 3
 HANDED_OVER = b"handed over"
 GUEST_ID = 1000
-EVERY_SIGNAL = tuple(_signal.valid_signals())
+EVERY_SIGNAL = tuple(signal.valid_signals())
 
 
 class Settled:
@@ -49,7 +48,7 @@ def be_guest(
     shape: dict[str, Any],
     settled: Settled,
     own: tuple[int, int, int, int],
-    answer: _socket.socket,
+    answer: socket.socket,
 ) -> NoReturn:
     """The slot's child, second in its pid namespace."""
     ready = answer.detach()
@@ -124,9 +123,9 @@ def _hand_over(answer: int) -> None:
     """
     work = os.open(root.WORK, os.O_RDONLY | os.O_DIRECTORY)
     mounts = os.open("/proc/self/ns/mnt", os.O_RDONLY)
-    sender = _socket.socket(fileno=answer)
+    sender = socket.socket(fileno=answer)
     passed = struct.pack("2i", work, mounts)
-    sender.sendmsg([HANDED_OVER], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, passed)])
+    sender.sendmsg([HANDED_OVER], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
     sender.detach()
     os.close(work)
     os.close(mounts)
@@ -174,10 +173,10 @@ def _lose_everything(shape: dict[str, Any], settled: Settled, ruleset: int) -> N
     if "capabilities" in settled.layers:
         syscalls.drop_capabilities(settled.last_capability)
     syscalls.no_new_privileges()
-    for number in (_signal.SIGINT, _signal.SIGCHLD):
-        handler = _signal.default_int_handler if number == _signal.SIGINT else _signal.SIG_DFL
-        _signal.signal(number, handler)
-    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+    for number in (signal.SIGINT, signal.SIGCHLD):
+        handler = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     # After the last change of ids and capabilities: each of them takes it off again.
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
     if ruleset >= 0:
@@ -269,7 +268,7 @@ def _rehearse(settled: Settled, run: Callable[[int, dict[str, Any]], None]) -> N
     nobody's.
     """
     frames = high(FRAMES)
-    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     os.dup2(theirs.fileno(), FRAMES, inheritable=False)
     theirs.close()
     ours.sendall(_start_message(settled.rehearsal, settled.env or {}))
@@ -290,11 +289,11 @@ def _leave_to_a_keeper(stack: syscalls.Stack) -> None:
     ends without a signal: so a program that waits for all of its children is not told of it. When
     it becomes another program it needs no keeper, who would keep the old one's memory and pipes.
     """
-    before = _signal.pthread_sigmask(_signal.SIG_BLOCK, EVERY_SIGNAL)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, EVERY_SIGNAL)
     try:
         keeper = syscalls.clone_waiting(stack, syscalls.CLONE_FILES)
     finally:
-        _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     for name in ("execv", "execve"):
         setattr(os, name, _without_keeper(keeper, getattr(os, name)))
     os.supports_fd.add(os.execve)
@@ -305,7 +304,7 @@ def _without_keeper(keeper: int, become: Any) -> Any:
 
     def end_keeper() -> None:
         try:
-            kill(keeper, _signal.SIGKILL)
+            kill(keeper, signal.SIGKILL)
         except ProcessLookupError:
             return  # the program has
 
@@ -360,8 +359,8 @@ def _read_exactly(size: int) -> bytes:
 
 def execute(start: dict[str, Any]) -> NoReturn:
     argv = start["argv"]
-    for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # Python ignores them; others should not
-        _signal.signal(number, _signal.SIG_DFL)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; others should not
+        signal.signal(number, signal.SIG_DFL)
     os.set_inheritable(FRAMES, start["frames"])
     try:
         os.execve(argv[0], argv, start["env"])

@@ -39,8 +39,6 @@ Nothing here may import: the files of this package are not in the jail.
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]
-import _socket
 import marshal
 import os
 import resource
@@ -48,6 +46,7 @@ import struct
 import time
 
 from . import footprint, own_frames, seccomp_jail, syscalls
+from .bare import signal, socket
 from .keeper import Keeper
 from .root import FIRST_UID
 from .run_guest import EVERY_SIGNAL, HANDED_OVER, Settled, be_guest
@@ -74,8 +73,8 @@ def serve(orders: int, shelf: int, settled: Settled, number: int, ids: int) -> N
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     # Our memory is the anchor's, who lives among the guest's processes.
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
-    _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGCHLD,))
-    desk = _Desk(_socket.socket(fileno=orders), _socket.socket(fileno=shelf))
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD,))
+    desk = _Desk(socket.socket(fileno=orders), socket.socket(fileno=shelf))
     ourselves = os.pidfd_open(os.getpid())
     _tell(desk.orders, b"here", [ourselves])
     os.close(ourselves)
@@ -100,7 +99,7 @@ def serve(orders: int, shelf: int, settled: Settled, number: int, ids: int) -> N
 class _Desk:
     """What a slot keeps from run to run."""
 
-    def __init__(self, orders: _socket.socket, shelf: _socket.socket) -> None:
+    def __init__(self, orders: socket.socket, shelf: socket.socket) -> None:
         self.orders, self.shelf = orders, shelf
         self.own_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self.stack = syscalls.Stack()
@@ -193,7 +192,7 @@ def _start(run: _Run, desk: _Desk, shape: dict[str, Any], settled: Settled) -> N
         stdin = _new_pipe(run.guests, run.theirs)[0]
         stdout = _new_pipe(run.theirs, run.guests)[1]
         stderr = _new_pipe(run.theirs, run.guests)[1]
-        ready, answer = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        ready, answer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             try:
                 _fork_guest(run, shape, settled, (stdin, stdout, stderr, frames), answer)
@@ -222,7 +221,7 @@ def _fork_guest(
     shape: dict[str, Any],
     settled: Settled,
     own: tuple[int, int, int, int],
-    answer: _socket.socket,
+    answer: socket.socket,
 ) -> None:
     run.guest = os.fork()
     if run.guest == 0:
@@ -234,7 +233,7 @@ def _fork_guest(
 
 def _new_pair(first: list[int], second: list[int], *, guests: bool = False) -> int:
     """A socket pair, an end for each list; the second end, which may be a guest's."""
-    one, other = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     if guests:
         syscalls.refuse_descriptors(one)
     first.append(one.detach())
@@ -250,25 +249,25 @@ def _new_pipe(readers: list[int], writers: list[int]) -> tuple[int, int]:
 
 
 def _start_anchor(desk: _Desk) -> int:
-    before = _signal.pthread_sigmask(_signal.SIG_BLOCK, EVERY_SIGNAL)
-    _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)  # its dead are collected by the kernel
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, EVERY_SIGNAL)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # its dead are collected by the kernel
     try:
-        return syscalls.clone_waiting(desk.stack, _signal.SIGCHLD)
+        return syscalls.clone_waiting(desk.stack, signal.SIGCHLD)
     finally:
-        _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
-        _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def receive(sock: _socket.socket) -> tuple[bytes, list[int]]:
+def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
     """One message and the descriptors that came with it; nothing when the other end is gone."""
-    message, ancillary, _, _ = sock.recvmsg(MESSAGE, _socket.CMSG_SPACE(4 * 16))
+    message, ancillary, _, _ = sock.recvmsg(MESSAGE, socket.CMSG_SPACE(4 * 16))
     fds = [fd for _, _, data in ancillary for (fd,) in struct.iter_unpack("i", data)]
     return message, fds
 
 
-def _tell(shelf: _socket.socket, words: bytes, fds: list[int] | None = None) -> None:
+def _tell(shelf: socket.socket, words: bytes, fds: list[int] | None = None) -> None:
     data = struct.pack(f"{len(fds)}i", *fds) if fds else b""
-    passed = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, data)] if fds else []
+    passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, data)] if fds else []
     shelf.sendmsg([words[:4000]], passed)
 
 
@@ -300,7 +299,7 @@ def _watch(run: _Run, watch: dict[str, Any] | None) -> None:
     look = started
     while True:
         if watch:
-            _signal.sigtimedwait((_signal.SIGCHLD,), watch["every"])
+            signal.sigtimedwait((signal.SIGCHLD,), watch["every"])
             # By the clock: a guest that is stopped and continued sends us signal after signal.
             if time.monotonic() >= look:
                 reason, peak = _over(run, watch, peak)

@@ -11,14 +11,13 @@ reaches it, and its end is everybody's end), else a subreaper. The guest is its 
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]
-import _socket
 import array
 import marshal
 import os
 import resource
 
 from . import landlock, launch, mounted, namespaces, run_guest, seccomp, syscalls
+from .bare import signal, socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def main(tell: int, frames: int, stdin: int, stdout: int, stderr: int) -> NoReturn:
-    say = _socket.socket(fileno=tell)
+    say = socket.socket(fileno=tell)
     try:
         launch.reset_signals()
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
@@ -40,8 +39,8 @@ def main(tell: int, frames: int, stdin: int, stdout: int, stderr: int) -> NoRetu
             os.makedirs(os.path.dirname(path), exist_ok=True)
             os.symlink(target, path)
         work = os.open(settings["work"], os.O_RDONLY | os.O_DIRECTORY)
-        host = _socket.socket(fileno=frames)
-        host.sendmsg([b"w"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", (work,)))])
+        host = socket.socket(fileno=frames)
+        host.sendmsg([b"w"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", (work,)))])
         host.detach()
         os.close(work)
         if os.getpid() != 1:
@@ -58,7 +57,7 @@ def main(tell: int, frames: int, stdin: int, stdout: int, stderr: int) -> NoRetu
             raise OSError(0, problem.decode("utf-8", "replace") or "the guest died in its set-up")
         scratch = [os.open(path, os.O_RDONLY | os.O_DIRECTORY) for path in settings["scratch"]]
         passed = array.array("i", scratch)
-        say.sendmsg([b"ready"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, passed)])
+        say.sendmsg([b"ready"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
         for fd in scratch:
             os.close(fd)
     except BaseException as error:  # noqa: BLE001 - the host must hear of it, whatever it is
@@ -143,7 +142,7 @@ def _lose_everything(settings: dict[str, Any]) -> None:
     if any(_capabilities(_status())):
         syscalls.drop_capabilities(settings["last_capability"])
     syscalls.no_new_privileges()
-    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     if settings["landlock"]:
         landlock.restrict(*settings["landlock"])
     for program in settings["filters"]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import _socket
 import ctypes
 import errno
 import os
 import struct
+
+from .bare import socket
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -120,14 +121,14 @@ def clone_waiting(stack: Stack, flags: int) -> int:
     return _check(_libc.clone(wait, top, ctypes.c_int(CLONE_VM | flags), None), "clone")
 
 
-def refuse_descriptors(end: _socket.socket) -> None:
+def refuse_descriptors(end: socket.socket) -> None:
     """Let nobody send descriptors to this end of a pair, where the kernel can (6.16).
 
     Whoever reads a message drops those that came with it, which can take as long as their sender
     likes: a connection that lingers. Filters refuse that option too, for kernels that cannot.
     """
     try:
-        end.setsockopt(_socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
+        end.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
     except OSError as error:
         if error.errno != errno.ENOPROTOOPT:
             raise

@@ -29,11 +29,6 @@ here.
 
 from __future__ import annotations
 
-import _frozen_importlib as _modules
-import _frozen_importlib_external as _files
-import _imp
-import _signal  # type: ignore[import-not-found]
-import _socket
 import builtins
 import gc
 import marshal
@@ -41,9 +36,18 @@ import os
 import sys
 
 from . import landlock, leave, own_frames, root, run_guest, seccomp, seccomp_jail, slot, syscalls
+from .bare import signal, socket
+
+try:  # loaded in every process; the public names are not
+    from _frozen_importlib import module_from_spec
+    from _frozen_importlib_external import SourceFileLoader, spec_from_file_location
+except ImportError:
+    from importlib.machinery import SourceFileLoader
+    from importlib.util import module_from_spec, spec_from_file_location
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import CodeType
     from typing import Any
 
 _ALL = (
@@ -67,7 +71,7 @@ def main(control: int, guest: str, worker: bool) -> None:
     """
     os.chdir("/")
     syscalls.close_from(control + 1)
-    sock = _socket.socket(fileno=control)
+    sock = socket.socket(fileno=control)
     settled = run_guest.Settled()
     if worker:
         _load_worker(settled, guest)
@@ -92,7 +96,7 @@ def main(control: int, guest: str, worker: bool) -> None:
     _serve(sock, settled, spec["ids"][1] if spec["ids"] else 0)
 
 
-def _enter(spec: dict[str, Any], control: _socket.socket, helper: _MappingHelper | None) -> None:
+def _enter(spec: dict[str, Any], control: socket.socket, helper: _MappingHelper | None) -> None:
     """Returns only in the zygote proper."""
     flags = _ALL if spec["open_network"] else _ALL | syscalls.CLONE_NEWNET
     if "namespaces" not in spec["layers"]:
@@ -119,7 +123,7 @@ def _enter(spec: dict[str, Any], control: _socket.socket, helper: _MappingHelper
     child = os.fork()
     if child:
         control.close()
-        _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         status = os.waitpid(child, 0)[1]
         os._exit(min(255, abs(os.waitstatus_to_exitcode(status))))
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
@@ -180,7 +184,7 @@ def _settle(settled: run_guest.Settled, spec: dict[str, Any], base: bytes) -> No
         writable = [root.SANDBOX, *spec["writable"]]
         for tcp in (False, True):
             settled.rulesets[tcp] = landlock.build(("/",), writable, devices, close_network=not tcp)
-    _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)  # the kernel collects our dead by itself
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel collects our dead by itself
     syscalls.no_new_privileges()
     if "seccomp" in settled.layers:
         seccomp.install(base)
@@ -224,17 +228,21 @@ def _load_worker(settled: run_guest.Settled, directory: str) -> None:
     package.__path__ = [root.GUEST_DIR]
     for name in _WORKER:
         full = f"belljar_guest.{name}"
-        code = _files.SourceFileLoader(full, f"{directory}/{name}.py").get_code(full)
+        code = SourceFileLoader(full, f"{directory}/{name}.py").get_code(full)
         seen = f"{root.GUEST_DIR}/{name}.py"
-        # As the import system does with compiled files.
-        _imp._fix_co_filename(code, seen)  # type: ignore[attr-defined]
-        spec = _files.spec_from_file_location(full, seen)
+        spec = spec_from_file_location(full, seen)
         assert code is not None and spec is not None
-        module = sys.modules[full] = _modules.module_from_spec(spec)
+        module = sys.modules[full] = module_from_spec(spec)
         setattr(package, name, module)
-        exec(code, module.__dict__)
+        exec(_seen_at(seen, code), module.__dict__)
     settled.worker = module
     _rehearse(settled)
+
+
+def _seen_at(path: str, code: CodeType) -> CodeType:
+    """`code`, and all that is defined in it, as if it had been compiled from `path`."""
+    inner = (_seen_at(path, each) if type(each) is type(code) else each for each in code.co_consts)
+    return code.replace(co_filename=path, co_consts=tuple(inner))
 
 
 def _preload(settled: run_guest.Settled, names: list[str]) -> None:
@@ -260,7 +268,7 @@ def _rehearse(settled: run_guest.Settled) -> None:
     if "matplotlib.pyplot" in sys.modules:
         program = _PLOT + program
     settled.rehearsal = {"code": program, "args": [], "filename": "main.py", "context": {}}
-    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     settled.rehearse(theirs.detach(), settled.rehearsal)
     ours.close()
 
@@ -307,7 +315,7 @@ def _rehearsal(worker: Any, settled: run_guest.Settled) -> Any:
     return rehearse
 
 
-def _serve(control: _socket.socket, settled: run_guest.Settled, ids: int) -> None:
+def _serve(control: socket.socket, settled: run_guest.Settled, ids: int) -> None:
     """Start slots until the host closes the control socket: then we end, and all with us."""
     number = 0
     while True:
