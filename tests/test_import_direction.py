@@ -33,7 +33,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "errors": ("records", "types"),
     "units": ("errors",),
     "types": ("errors", "guest.values", "presentation", "records"),
-    "presentation": ("guest.values", "types"),
+    "presentation": ("guest.values", "records", "types"),
     "explanation": (*CORE, "presentation"),
     "policy": ("errors", "records", "types", "units"),
     "minima": ("errors", "policy", "units"),
@@ -93,6 +93,14 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "servers.mcp": (
         *CORE, "_version", "api", "capabilities", "languages", "presentation",
     ),
+    "servers.auth": CORE,
+    "servers.remote": (*CORE, "api", "config", "config_keys", "engine"),
+    "servers.http": (
+        *CORE, "_version", "api", "async_runs", "backends", "doctor", "engine", "events", "guest",
+        "presentation", "servers.auth", "servers.remote", "stores",
+    ),
+    # Sinks of an engine.
+    "stores": (*CORE, "events"),
     # The edges may use everything; nothing above uses them.
     "compat": ("*",),
     "cli": ("*",),

@@ -12,14 +12,13 @@ import inspect
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 from .backends.base import Cancel
 from .errors import RequestError
 from .trusted_imports import calls_application
-from .types import Result
 
-Work = Callable[[Mapping[str, Any], Cancel], Result]
+T = TypeVar("T")
 
 
 def checked_concurrency(given: object) -> int:
@@ -43,7 +42,9 @@ class Pool:
         self._lock = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
 
-    async def run(self, work: Work, options: Mapping[str, Any]) -> Result:
+    async def run(
+        self, work: Callable[[Mapping[str, Any], Cancel], T], options: Mapping[str, Any]
+    ) -> T:
         """`work(options, cancel)` on a thread. Cancelling the task ends the guest first."""
         switch = _Switch()
         callbacks = _Callbacks(asyncio.get_running_loop(), switch.set)
@@ -54,7 +55,7 @@ class Pool:
             for name, value in options.items()
         }
 
-        def body() -> Result:
+        def body() -> T:
             with Cancel() as cancel:  # here: a run that waits for a thread has no descriptors
                 switch.connect(cancel)
                 return work(given, cancel)
@@ -90,7 +91,7 @@ class Pool:
             return self._threads
 
 
-async def _until_done(running: asyncio.Future[Result]) -> None:
+async def _until_done(running: asyncio.Future[Any]) -> None:
     """A second cancellation may not leave the guest running either."""
     while not running.done():
         try:

@@ -8,6 +8,7 @@ import reprlib
 from typing import Any
 
 from .guest.values import from_base64
+from .records import replace
 from .types import Display, Result, Status
 
 _SUFFIXES = {
@@ -54,6 +55,15 @@ class _Short(reprlib.Repr):
     def repr_int(self, x: int, level: int) -> str:
         bits = x.bit_length()
         return f"<an integer of {bits} bits>" if bits > _MOST_BITS else repr(x)
+
+
+def as_json(result: Result) -> dict[str, Any]:
+    """`result.to_dict()`, without the value if that has no form in JSON: a warning says so then."""
+    try:
+        return result.to_dict()
+    except (ValueError, TypeError, RecursionError) as problem:
+        lost = f"the value was dropped: it has no form in JSON ({problem})"
+        return replace(result, value=None, warnings=(*result.warnings, lost)).to_dict()
 
 
 def value_text(value: Any) -> str:

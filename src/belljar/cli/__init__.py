@@ -45,6 +45,8 @@ COMMANDS: dict[str, Command] = {
     "languages": Command(
         "belljar.cli.languages", "list the languages and which interpreters are installed"
     ),
+    "serve": Command("belljar.cli.serve", "run programs for HTTP clients that have a token"),
+    "token": Command("belljar.cli.token", "create, list or revoke the tokens of belljar serve"),
     "doctor": Command("belljar.cli.doctor", "show what this host can do and how to get the rest"),
     "images": Command("belljar.cli.images", "list, build, remove or pull container images"),
     "mcp": Command("belljar.cli.mcp", "serve the sandbox to agents, as MCP tools"),

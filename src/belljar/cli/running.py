@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from types import FrameType
 from typing import Any
 
-from .. import config
+from .. import config, presentation
 from ..backends.base import Cancel, Plan
 from ..config import Settings
 from ..engine import Engine
@@ -75,7 +75,7 @@ def execute(args: argparse.Namespace, build: Callable[[Settings], Request]) -> i
             return _output_failed(output.failure)
 
         if args.json:
-            print_json(_as_json(result))
+            print_json(presentation.as_json(result))
         else:
             if output.mid_line and not args.quiet:
                 terminal.say("")
@@ -92,15 +92,6 @@ def execute(args: argparse.Namespace, build: Callable[[Settings], Request]) -> i
         if received:
             status = 128 + received[0]
         return _deliver_files(result, args, talkative=talkative) or status
-
-
-def _as_json(result: Result) -> dict[str, Any]:
-    """The result as strict JSON, without its value if that has no form in it."""
-    try:
-        return result.to_dict()
-    except (ValueError, TypeError, RecursionError) as problem:
-        lost = f"the value was dropped: it has no form in JSON ({problem})"
-        return replace(result, value=None, warnings=(*result.warnings, lost)).to_dict()
 
 
 def _conclude(

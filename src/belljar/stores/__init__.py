@@ -1,0 +1,1 @@
+"""Where the events of runs go: sinks for an engine."""
