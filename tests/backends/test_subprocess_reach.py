@@ -23,7 +23,7 @@ from processes import (
 )
 
 from belljar.linux import seccomp
-from belljar.types import Status
+from belljar.types import Mount, Status
 
 
 @pytest.fixture
@@ -402,3 +402,17 @@ def test_root_does_not_read_in_proc_what_only_root_may() -> None:
     assert run(READ_ROOTS_PROC).value == []
     own = run("import os; sorted(os.listdir('/proc/self/fd')) != [], os.path.exists('/proc/1')")
     assert own.value == (True, True)
+
+
+@needs_seccomp
+def test_a_set_id_file_can_be_left_in_a_mount_only_without_seccomp(tmp_path: Path) -> None:
+    code = ATTEMPT + (
+        "open('p/f', 'w').close()\n"
+        "[attempt(lambda: os.chmod('p/f', 0o4755)),"
+        " attempt(lambda: os.open('p/g', os.O_CREAT, 0o2755))]"
+    )
+    mount = Mount(str(tmp_path), "p", "rw")
+    assert run(code, mounts=(mount,)).value == ["EPERM", "EPERM"]
+    assert not [path for path in tmp_path.iterdir() if path.stat().st_mode & 0o6000]
+    assert run(code, mounts=(mount,), disable=["seccomp"]).value == ["done", "done"]
+    assert (tmp_path / "f").stat().st_mode & 0o4000  # the control arm

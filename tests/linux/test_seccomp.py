@@ -108,8 +108,9 @@ def test_no_two_names_share_a_number() -> None:
 def test_every_name_of_the_table_is_used_and_every_name_used_is_in_it() -> None:
     used = {
         *seccomp.DENIED, *seccomp.ABSENT, *seccomp.UNCOUNTED_MEMORY, *seccomp.SHARED_IPC,
-        *seccomp.METADATA, *seccomp.ONLY_ITSELF, *seccomp.DESCRIPTOR_SENDERS, "clone", "fcntl",
-        "ioctl", "mmap", "setsockopt", "socket", "socketpair", "truncate",
+        *seccomp.METADATA, *seccomp.MODES, *seccomp.NODES, *seccomp.ONLY_ITSELF,
+        *seccomp.DESCRIPTOR_SENDERS, "clone", "fcntl", "ioctl", "mmap", "setsockopt", "socket",
+        "socketpair", "truncate",
     }  # fmt: skip
     assert used == set(seccomp._TABLE)
 
@@ -132,6 +133,16 @@ def test_no_quota_of_the_user_can_be_used_up_and_no_uncounted_page_be_had(machin
         before = [0] * place
         assert answer(name, *before, huge | 2, machine=machine) == ERRNO | error
         assert answer(name, *before, 2, machine=machine) == ALLOW
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_no_set_id_file_can_be_made(machine: str) -> None:
+    calls = {**seccomp.MODES, **seccomp.NODES}
+    for name in named(machine, tuple(calls)):
+        before = [0] * calls[name]
+        for mode in (0o4755, 0o2755, 0o6000):
+            assert answer(name, *before, mode, machine=machine) == ERRNO | errno.EPERM, name
+        assert answer(name, *before, 0o1777, machine=machine) == ALLOW, name
 
 
 def test_without_a_cgroup_socket_buffers_keep_their_size_and_carry_no_descriptors() -> None:

@@ -62,9 +62,9 @@ def profile(
     for name, arguments in seccomp.ONLY_ITSELF.items():
         if name in conditioned:
             rules += _zero(name, arguments)
-    for name, argument in jail.MODES.items():
-        rules += _unless_bits(name, argument, 0o6000)
-    for name, argument in (("mknod", 1), ("mknodat", 2)):
+    for name, argument in seccomp.MODES.items():
+        rules += _unless_bits(name, argument, seccomp.SET_ID)
+    for name, argument in seccomp.NODES.items():
         rules += [_rule([name], "SCMP_ACT_ALLOW", _masked(argument, 0o176000, n)) for n in _NODES]
     document: dict[str, Any] = {
         "defaultAction": "SCMP_ACT_ERRNO",

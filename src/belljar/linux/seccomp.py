@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _TABLE: Mapping[str, tuple[int | None, int | None]] = {
     "acct": (163, 89), "add_key": (248, 217), "bpf": (321, 280), "chmod": (90, None),
     "chown": (92, None), "chroot": (161, 51),
-    "clock_settime": (227, 112), "clone": (56, 220), "clone3": (435, 435),
+    "clock_settime": (227, 112), "clone": (56, 220), "clone3": (435, 435), "creat": (85, None),
     "delete_module": (176, 106), "fanotify_init": (300, 262), "fchmod": (91, 52),
     "fchmodat": (268, 53), "fchmodat2": (452, 452), "fchown": (93, 55), "fchownat": (260, 54),
     "fcntl": (72, 25),
@@ -34,11 +34,13 @@ _TABLE: Mapping[str, tuple[int | None, int | None]] = {
     "kcmp": (312, 272), "kexec_file_load": (320, 294), "kexec_load": (246, 104),
     "keyctl": (250, 219), "lchown": (94, None), "lremovexattr": (198, 15), "lsetxattr": (189, 6),
     "memfd_create": (319, 279), "memfd_secret": (447, 447),
-    "migrate_pages": (256, 238), "mmap": (9, 222), "mount": (165, 40), "mount_setattr": (442, 442),
+    "migrate_pages": (256, 238), "mknod": (133, None), "mknodat": (259, 33),
+    "mmap": (9, 222), "mount": (165, 40), "mount_setattr": (442, 442),
     "move_mount": (429, 429), "move_pages": (279, 239), "mq_open": (240, 180),
     "msgctl": (71, 187), "msgget": (68, 186), "msgrcv": (70, 188), "msgsnd": (69, 189),
-    "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265), "open_tree": (428, 428),
-    "open_tree_attr": (467, 467), "perf_event_open": (298, 241),
+    "name_to_handle_at": (303, 264), "open": (2, None), "open_by_handle_at": (304, 265),
+    "open_tree": (428, 428), "open_tree_attr": (467, 467), "openat": (257, 56),
+    "openat2": (437, 437), "perf_event_open": (298, 241),
     "pidfd_getfd": (438, 438), "pivot_root": (155, 41), "process_madvise": (440, 440),
     "prlimit64": (302, 261),
     "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "ptrace": (101, 117),
@@ -69,12 +71,20 @@ DENIED = (
 # Answered as if the kernel were older: callers have a fallback for that.
 ABSENT = (
     "clone3", "inotify_add_watch", "inotify_init", "inotify_init1", "inotify_rm_watch",
-    "io_uring_enter", "io_uring_register", "io_uring_setup",
+    "io_uring_enter", "io_uring_register", "io_uring_setup", "openat2",
 )  # fmt: skip
 
 # Which arguments must be 0, "the caller" and "a process", because a filter knows no pids: otherwise
 # a guest limits, slows down or moves a process of ours that shares its user and ends its run.
 ONLY_ITSELF = {"prlimit64": (0,), "sched_setaffinity": (0,), "setpriority": (0, 1)}
+
+# Calls that give a file its mode, and which argument that is: no file of a guest's is ever set-id,
+# because in a writable mount it would run as its owner for whoever executes it on the host.
+MODES = {
+    "chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "open": 2, "openat": 3, "creat": 1,
+}  # fmt: skip
+NODES = {"mknod": 1, "mknodat": 2}
+SET_ID = 0o6000
 
 # Closed or ignored only where nothing else holds what they do.
 # Memory that no process maps: only a memory cgroup counts it.
@@ -135,6 +145,15 @@ def guest_filter(
     rules: dict[str, list[bytes]] = {
         name: [*_must_be_zero(arguments), _op(_RETURN, _ALLOW)]
         for name, arguments in ONLY_ITSELF.items()
+    }
+    rules |= {
+        name: [
+            _argument(at),
+            _op(_ANY_BIT, SET_ID, 0, 1),
+            _op(_RETURN, refuse),
+            _op(_RETURN, _ALLOW),
+        ]
+        for name, at in (MODES | NODES).items()
     }
     rules |= {name: [_op(_RETURN, refuse)] for name in (*DENIED, *closed)}
     rules |= {name: [_op(_RETURN, _ERRNO | errno.ENOSYS)] for name in ABSENT}

@@ -19,8 +19,11 @@ from .seccomp import (
     DESCRIPTOR_SENDERS,
     MAP_HUGETLB,
     MFD_HUGETLB,
+    MODES,
+    NODES,
     ONLY_ITSELF,
     REFUSED_FCNTLS,
+    SET_ID,
     _must_be_zero,
     _op,  # the assembler's one instruction
 )
@@ -89,10 +92,6 @@ CLOSED = _words("""
     swapon syslog userfaultfd vhangup vmsplice
 """)
 
-# Calls that give a file its mode, and which argument that is: no file of a guest's is ever set-id.
-MODES = {
-    "chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "open": 2, "openat": 3, "creat": 1,
-}  # fmt: skip
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
 NAMESPACES = 0x7E02_0000  # every CLONE_NEW* that clone knows
 CLONE_PARENT = 0x8000  # a child that would not be below the guest, but beside it
@@ -102,7 +101,7 @@ TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
 SOL_SOCKET, SO_LINGER = 1, 13
 SO_SNDBUF, SO_RCVBUF = 7, 8
 # Calls that are allowed only with some of their arguments, in containers too.
-CONDITIONED = (*MODES, "clone", "ioctl", "mknod", "mknodat", "socket", "socketpair")
+CONDITIONED = (*MODES, *NODES, "clone", "ioctl", "socket", "socketpair")
 _FIFO, _REGULAR, _SOCKET = 0o010000, 0o100000, 0o140000
 
 _LOAD, _JUMP, _EQUAL, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x05, 0x15, 0x35, 0x45, 0x54, 0x06
@@ -120,8 +119,8 @@ def base(machine: str = syscalls.MACHINE) -> bytes:
     """The filter of a zygote and of everything below it."""
     actions: dict[str, Action] = dict.fromkeys((*ALLOWED, *SETUP), _ALLOW)
     actions |= dict.fromkeys(CLOSED, _EPERM)
-    actions["mknod"] = _node(1)
-    actions["mknodat"] = _node(2)
+    for name, argument in NODES.items():
+        actions[name] = _node(argument)
     for name, argument in MODES.items():
         actions[name] = _no_set_id(argument)
     actions["openat2"] = _ENOSYS  # its mode is in memory, out of a filter's sight
@@ -222,7 +221,7 @@ def memory_files() -> tuple[bytes, ...]:
 def _no_set_id(argument: int) -> tuple[bytes, ...]:
     return (
         _argument(argument),
-        _op(_ANY_BIT, 0o6000, 0, 1),
+        _op(_ANY_BIT, SET_ID, 0, 1),
         _op(_RETURN, _EPERM),
         _op(_RETURN, _ALLOW),
     )
@@ -230,7 +229,7 @@ def _no_set_id(argument: int) -> tuple[bytes, ...]:
 
 def _node(argument: int) -> tuple[bytes, ...]:
     """mknod makes pipes, sockets and files, never devices."""
-    body = [_argument(argument), _op(_ANY_BIT, 0o6000, 0, 1), _op(_RETURN, _EPERM)]
+    body = [_argument(argument), _op(_ANY_BIT, SET_ID, 0, 1), _op(_RETURN, _EPERM)]
     body.append(_op(_AND, 0o170000))
     for kind in (0, _FIFO, _REGULAR, _SOCKET):
         body += [_op(_EQUAL, kind, 0, 1), _op(_RETURN, _ALLOW)]

@@ -115,6 +115,41 @@ class Reach(Backed):
         if not protect and jar.backend.isolation.at_least(Isolation.JAIL):
             assert "not protected, as asked" in result.enforcement[field].by
 
+    def test_no_program_leaves_a_set_id_file_in_a_writable_mount(
+        self, jar: Jar, open_dir: Path
+    ) -> None:
+        """It would run as its owner, root perhaps, for any user of the host."""
+        jar.needs_own_process()
+        mounts = (Mount(str(open_dir), "p", "rw"),)
+        jar.needs(mounts=mounts)
+        if "seccomp" not in getattr(jar.backend, "layers", ("seccomp",)):
+            pytest.skip("a system without seccomp: the program is the user that owns the files")
+        result = jar.run(
+            """
+            import os
+            def tried(act):
+                try:
+                    act()
+                except (OSError, AttributeError):
+                    pass
+            for name in ("chmod", "fchmod"):
+                open("p/" + name, "w").close()
+            tried(lambda: os.chmod("p/chmod", 0o6755))
+            tried(lambda: os.fchmod(os.open("p/fchmod", os.O_RDONLY), 0o4755))
+            tried(lambda: os.open("p/open", os.O_CREAT | os.O_WRONLY, 0o4755))
+            tried(lambda: os.mknod("p/mknod", 0o104755))
+            """,
+            mounts=mounts,
+        )
+        assert result.success, result
+        left = {path.name: path.stat().st_mode for path in open_dir.iterdir() if path.is_file()}
+        assert {"chmod", "fchmod"} <= set(left)
+        assert {name for name, mode in left.items() if mode & 0o6000} == set(), left
+        control = open_dir / "control"
+        control.touch()
+        control.chmod(0o4755)
+        assert control.stat().st_mode & 0o4000  # there can be such files here
+
     def test_a_read_only_mount_inside_a_writable_one_is_held_or_refused(
         self, jar: Jar, host_dir: Path
     ) -> None:
