@@ -180,7 +180,7 @@ def test_a_guest_cannot_limit_its_agent(kind: str, make: Make) -> None:
     loose = make(disable=frozenset({"user" if kind == "gvisor" else "seccomp"}))
     broken = loose.run(BREAK)
     assert broken.status is Status.KILLED
-    assert broken.stdout in ("before\n", "before\nlimited\n")
+    assert "before\nlimited\n".startswith(broken.stdout)  # as far as the agent got
     assert broken.truncated
     assert any("the agent ended without a report" in each for each in broken.warnings)
 

@@ -52,7 +52,7 @@ from .docker_container import LONGEST_RUN, Container, remove, sweep
 from .docker_facts import EngineFacts, ask
 from .docker_plan import Shape, Spec
 from .docker_pool import Pool
-from .docker_watch import AgentWatch, NotStarted
+from .docker_watch import AgentWatch, EngineHangs, NotStarted
 from .layered import Layered
 from .verdict import Ending
 
@@ -187,8 +187,9 @@ class DockerBackend(Layered):
             taken = time.monotonic()
             try:
                 told = watch.until_gone()
-            except BackendFailed:
+            except BackendFailed as failure:
                 self._forget_engine()
+                container.stuck = isinstance(failure, EngineHangs)
                 raise
             gone = time.monotonic()
             if self.gvisor and spec.written:
@@ -365,10 +366,13 @@ class DockerBackend(Layered):
             return self._pool
 
     def _give_back(self, container: Container, pool: Pool | None, warnings: list[str]) -> None:
-        if pool is not None and not self.tidy:
+        if pool is not None and not (self.tidy or container.stuck):
             pool.discard(container)
             return
         container.close()
+        if container.stuck:
+            self._unremoved.append(container.id)
+            return
         try:
             container.remove()
         except BelljarError as error:

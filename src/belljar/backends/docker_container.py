@@ -42,6 +42,7 @@ class Container:
     ) -> None:
         self.api, self.shape = api, shape
         self.born = time.monotonic()
+        self.stuck = False  # its engine takes no orders at present
         labels = {
             OWNER: owner(),
             DEADLINE: str(int(time.time() + idle + longest + 120)),
@@ -132,9 +133,10 @@ class Container:
         poll.register(self.socket.fileno(), select.POLLIN)
         return not poll.poll(0)
 
-    def kill(self) -> None:
+    def kill(self, timeout: float = 60.0) -> None:
+        path = f"/containers/{self.id}/kill"
         with contextlib.suppress(ApiError):  # it has just ended by itself
-            self.api.json("POST", f"/containers/{self.id}/kill", {"signal": "SIGKILL"})
+            self.api.json("POST", path, {"signal": "SIGKILL"}, timeout=timeout)
 
     def ended(self, timeout: float = 30.0) -> tuple[int, bool]:
         """(exit code, killed for want of memory), in the engine's words, once it has ended."""

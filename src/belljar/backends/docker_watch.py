@@ -30,12 +30,19 @@ from .docker_container import Container
 _WINDOW = 1 << 18  # of input that is on its way to a program which may never read it
 _KILL_SECONDS = 5.0  # an agent that has not reported the end of a killed guest is stuck
 _COLLECT_SECONDS = MAX_SECONDS + 10
+_LATE_SECONDS = 1.0  # how long an end may take to reach us: longer, and the engine hangs
+_ENGINE_SECONDS = 10.0  # for an engine to kill a container, where it has been silent already
 _PIECE = 1 << 18
+_BUFFERED = 16  # pieces: more than a socket holds
 _KINDS = {agent.STDOUT: "stdout", agent.STDERR: "stderr"}
 
 
 class NotStarted(BackendFailed):
     """The container ended before it had the program."""
+
+
+class EngineHangs(BackendFailed):
+    """The engine takes no orders: what there is of the run cannot be removed now either."""
 
 
 @record
@@ -94,6 +101,7 @@ class AgentWatch:
         self._began = self._deadline = 0.0
         self._ended = 0.0
         self._killed = 0.0
+        self._silence = 0.0  # how long the engine was waited for since the program was to end
         # Where the agent cannot see what it costs, it is read from outside.
         self._group = container.group
         self._cpu_before = container.group.cpu() if container.group is not None else None
@@ -110,13 +118,20 @@ class AgentWatch:
         while not self._over:
             left = self._deadline - time.monotonic()
             if left <= 0:
+                self._take_what_came()
+                if self._over or self._deadline > time.monotonic():
+                    continue
                 if self._out_of_time():
                     break
                 continue
             sending = select.POLLOUT if self._outgoing() else 0
             poll.register(self._socket.fileno(), select.POLLIN | sending)
+            waits = time.monotonic()
             # A long time is waited for in pieces: poll takes no more than 24 days.
-            for fd, events in poll.poll(min(left, 3600) * 1000):
+            ready = poll.poll(min(left, 3600) * 1000)
+            if self.reason:
+                self._silence += time.monotonic() - waits
+            for fd, events in ready:
                 if fd != self._socket.fileno():
                     poll.unregister(fd)
                     self._kill("cancelled")
@@ -172,6 +187,18 @@ class AgentWatch:
 
     # Coming in.
 
+    def _take_what_came(self) -> None:
+        """Before a time is declared over: what is here already may have come within it, if this
+        process was stopped or its callbacks took long. As much as buffers hold, not all that a
+        program may write."""
+        poll = select.poll()
+        poll.register(self._socket.fileno(), select.POLLIN)
+        for _ in range(_BUFFERED):
+            if self._over or not poll.poll(0):
+                return
+            if not self._receive():
+                self._over = True
+
     def _receive(self) -> bool:
         """False at the end of the connection."""
         try:
@@ -201,8 +228,8 @@ class AgentWatch:
             self._windows[payload[0]] += int.from_bytes(payload[1:], "big")
         elif kind == agent.EXIT and self._exit is None:
             self._exit = _ending(payload)
-            self._ended = time.monotonic()
-            self._deadline = self._ended + _COLLECT_SECONDS
+            self._ended = self._time_of_end()
+            self._deadline = time.monotonic() + _COLLECT_SECONDS
             if self._group is not None:
                 self._outside = self._group.cpu(), self._group.peak_memory()
         elif kind == agent.LISTED and self._exit is not None:
@@ -257,6 +284,22 @@ class AgentWatch:
 
     # Ends.
 
+    def _time_of_end(self) -> float:
+        """When the program ended, as the agent has just said. BackendFailed if it ended in time and
+        the engine, through which the agent speaks, was silent until long after that."""
+        assert self._exit is not None
+        ran = _number(self._exit, "ran")
+        if self.reason != "timeout" or ran is None or ran >= self._timeout:
+            return time.monotonic()
+        if self._silence > _LATE_SECONDS:
+            raise self._failure(
+                f"the program ended after {ran:.1f} s, but the engine was silent until "
+                f"{self._silence:.1f} s after its time of {self._timeout:g} s",
+                "see the engine's log, e.g. `journalctl -u docker`; then run it again",
+            )
+        self.reason, self._killed = "", 0.0
+        return self._began + ran
+
     def _kill(self, reason: str) -> None:
         if self._exit is not None or self.reason:
             return
@@ -279,7 +322,16 @@ class AgentWatch:
         if not self._hard:
             self._hard = True
             self._deadline = time.monotonic() + _KILL_SECONDS * 6
-            self._container.kill()
+            try:
+                self._container.kill(_ENGINE_SECONDS)
+            except (BackendUnavailable, BackendFailed) as error:
+                raise EngineHangs(
+                    f"the engine did not end a program whose time was up: {error.message}; its "
+                    "agent ends it, and the container is removed when the engine answers again",
+                    fix=error.fix,
+                    retryable=True,
+                    partial=self._partial(),
+                ) from error
             return False
         raise self._failure("the container could not be killed")
 
@@ -345,9 +397,12 @@ class AgentWatch:
             )
         if code == agent.FAILED_EARLY:
             raise self._failure(f"the agent failed before the program began{said}")
-        if code == 0 and not (self._broken or self.reason or oom):
+        if code in (0, agent.LEFT) and not (self._broken or self.reason or oom):
             # Its own orderly end when the stream from the host ends, with all that ran in there.
             raise self._failure(f"the engine ended the connection in mid-run{said}")
+        if self.reason == "timeout" and not (self._broken or oom or code in (137, agent.LEFT)):
+            # The agent ends as the program did, and it was not killed.
+            raise self._failure(f"the engine lost the report of the program's end{said}")
         if self.reason or oom or code > 128:
             lost = "the sandbox was killed whole: its files are lost"
         else:
@@ -374,14 +429,11 @@ class AgentWatch:
         return self._failure(problem)
 
     def _failure(self, what: str, fix: str | None = None) -> BackendFailed:
-        return BackendFailed(
-            what,
-            fix=fix,
-            retryable=True,
-            partial=Partial(
-                stdout=self.captured["stdout"].text(), stderr=self.captured["stderr"].text()
-            ),
-        )
+        return BackendFailed(what, fix=fix, retryable=True, partial=self._partial())
+
+    def _partial(self) -> Partial:
+        stdout, stderr = (self.captured[name].text() for name in ("stdout", "stderr"))
+        return Partial(stdout=stdout, stderr=stderr)
 
 
 def _ending(payload: bytes) -> dict[str, Any]:

@@ -47,10 +47,13 @@ FROM_AGENT = frozenset(
 )  # fmt: skip
 MAX_PACKET = 1 << 20
 
-# How we end if the host was gone, or we failed, before there was a program: nothing of it ran.
-NOT_STARTED, FAILED_EARLY = 119, 118
+# How we end if the host was gone, or we failed, before there was a program: nothing of it ran. The
+# last: if the host was gone, or silent for too long, when there was one.
+NOT_STARTED, FAILED_EARLY, LEFT = 119, 118, 117
 _PIECE = 1 << 16
-_OVERTIME = 60.0  # past the program's time: the host should have ended it, and is gone or stuck
+# Past the program's time, or that of collecting files: the host should have ended it, and it or the
+# engine between us is gone or stuck.
+_OVERTIME = 5.0
 
 
 class Left(Exception):
@@ -80,12 +83,13 @@ def main(idle: float, ids: tuple[int, int] | None) -> None:
             return
         end = program.until_gone()
         full = agent_facts.disk_full(start["work"])
+        host.deadline = time.monotonic() + start["collect"]["seconds"] + _OVERTIME
         host.say(EXIT, protocol.dumps({**end, **group.spent(), "disk_full": full}))
         with identity:  # the only one left with this user's rights is us
             warnings = agent_files.send_changed(start["collect"], before, host.say, LISTED, DATA)
         host.say(DONE, protocol.dumps({"warnings": agent_files.few(warnings)}))
     except Left:
-        os._exit(0 if started else NOT_STARTED)
+        os._exit(LEFT if started else NOT_STARTED)
     except Refused as refused:
         host.say(FAILED, protocol.dumps({"kind": refused.kind, "problem": str(refused)}))
         os._exit(125)
@@ -114,14 +118,24 @@ class Host:
     def __init__(self) -> None:
         self._decoder = protocol.Decoder(FROM_HOST, MAX_PACKET)
         self._packets: list[protocol.Frame] = []
+        self.deadline: float | None = None
+        # Where the engine died the other end may stay open, and full: that must not hold us up.
+        os.set_blocking(1, False)
 
     def say(self, kind: int, payload: bytes = b"") -> None:
         view = memoryview(protocol.encode(kind, payload))
-        try:
-            while view:
+        while view:
+            try:
                 view = view[os.write(1, view) :]
-        except OSError:
-            raise Left from None
+            except BlockingIOError:
+                if not select.select([], [1], [], self.left())[1]:
+                    raise Left from None
+            except OSError:
+                raise Left from None
+
+    def left(self) -> float | None:
+        """Seconds until the deadline; None: there is none yet."""
+        return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
 
     @property
     def pending(self) -> bool:
@@ -200,7 +214,8 @@ class Program:
 
     def __init__(self, start: dict[str, Any], host: Host, identity: Identity) -> None:
         self._host = host
-        self._deadline = time.monotonic() + start["timeout"] + _OVERTIME
+        self._began = time.monotonic()
+        host.deadline = self._began + start["timeout"] + _OVERTIME
         self._executable = find(start["argv"], start["env"]) if start["argv"] else ""
         with identity:  # programs open /dev/stdout, which is its owner's to open
             stdin, self._stdin = os.pipe()
@@ -234,6 +249,7 @@ class Program:
         self._killed = 0.0
         self._gone = 0.0
         self._usage = [0.0, 0]
+        self._ran: float | None = None  # seconds until its own end; None if it was killed
         # Where to write what the host sends: descriptor, its kind, what waits.
         self._waiting = {self._stdin: bytearray(), self._program: bytearray()}
         self._ends: set[int] = set()
@@ -256,6 +272,7 @@ class Program:
             "peak": self._usage[1],
             "survivors": 0,
             "kill": self._gone - self._killed,
+            "ran": self._ran,
         }
 
     def _turn(self) -> None:
@@ -267,8 +284,8 @@ class Program:
         for fd, data in self._waiting.items():
             if data:
                 poll.register(fd, select.POLLOUT)
-        left = self._deadline - time.monotonic()
-        if left <= 0:
+        left = self._host.left()
+        if not left:
             self._kill()
             raise Left
         # While we kill, the dead announce themselves; but look again rather than trust in that.
@@ -356,6 +373,8 @@ class Program:
             self._usage[1] = max(self._usage[1], used.ru_maxrss * 1024)
             if pid == self._pid:
                 self._status = status
+                if not self._killed:
+                    self._ran = time.monotonic() - self._began
                 self._kill()
 
     def _kill(self) -> None:
