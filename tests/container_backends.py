@@ -20,6 +20,7 @@ from belljar.testing.conformance import (
     Imports,
     Kills,
     Limits,
+    Places,
     Policies,
     Programs,
     Projects,
@@ -98,7 +99,7 @@ class Cage(InContainers, Limits, Reach, Projects, Kills):
         super().test_nothing_of_a_run_stays_in_the_host_process(jar)
 
 
-class Rest(InContainers, Results, Values, Programs, Files, Imports, Runs, Policies):
+class Rest(InContainers, Results, Values, Programs, Files, Places, Imports, Runs, Policies):
     """The parts that are mostly about the agent and the worker, which are everywhere the same."""
 
     images = ("node", "bash", "data")

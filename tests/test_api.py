@@ -61,6 +61,8 @@ def test_run_has_the_signature_that_others_rely_on() -> None:
         "modules": None, "min_isolation": None, "python": None, "image": None, "on_stdout": None,
         "on_stderr": None, "settle": None, "require_libraries": (), "retry": None,
         "fallback": None,
+        "prefer": None,
+        "workdir": None,
     }  # fmt: skip
     assert {p.kind for name, p in shown.items() if name != "code"} == {
         inspect.Parameter.KEYWORD_ONLY
@@ -123,6 +125,10 @@ def test_run_has_the_signature_that_others_rely_on() -> None:
         ({"python": 3}, "python"),
         ({"python": "a\0"}, "python"),
         ({"image": 3}, "image"),
+        ({"workdir": 3}, "workdir"),
+        ({"workdir": "a/../.."}, "workdir"),
+        ({"workdir": "/elsewhere"}, "workdir"),
+        ({"prefer": "luck"}, "prefer"),
         ({"policy": "strict"}, "policy"),
         ({"policy": {"colour": 1}}, "colour"),
         ({"timeout": 0}, "timeout"),

@@ -219,3 +219,14 @@ def test_a_library_is_a_name_that_can_be_imported(wrong: Any) -> None:
 def test_every_built_in_backend_has_a_rung() -> None:
     assert set(registry.BUILT_IN) <= set(registry.RUNGS)
     assert all(isinstance(rung, Isolation) for rung in registry.RUNGS.values())
+
+
+# -- what the caller prefers
+
+
+def test_who_prefers_isolation_has_the_strongest_tried_first() -> None:
+    strongest = choose.strongest_first(registry.PREFERENCE, registry.RUNGS)
+    assert strongest[:3] == ("wasm", "gvisor", "jail")
+    assert strongest[-1] == "subprocess"
+    assert sorted(strongest) == sorted(registry.PREFERENCE)
+    assert choose.strongest_first(("mine", "jail"), registry.RUNGS) == ("jail", "mine")

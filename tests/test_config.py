@@ -464,6 +464,8 @@ LOOSEST: dict[str, Any] = {
     "ceiling.mounts": "unprotected",
     "ceiling.min_isolation": "none",
     "ceiling.interpreters": ["/usr/bin/python3", "/tmp/python"],
+    "ceiling.images": ["**"],
+    "prefer": "speed",
     "fallback.allow": ["inprocess", "subprocess"],
     "fallback.enabled": True,
     "block_dangerous_imports": False,
@@ -495,6 +497,7 @@ TIGHT = """
     mounts = "none"
     min_isolation = "jail"
     interpreters = ["/usr/bin/python3"]
+    images = ["belljar/*"]
 """
 
 
@@ -547,6 +550,8 @@ def test_no_key_of_a_found_file_loosens_anything(host: Host, key: str, operator:
             getattr(loaded.ceiling, name) <= getattr(without.ceiling, name) for name in bounds
         )
         assert loaded.ceiling.interpreters == without.ceiling.interpreters
+    images = ("belljar/python:1", "elsewhere/python:1")
+    assert all(without.ceiling.allows_image(i) for i in images if loaded.ceiling.allows_image(i))
 
 
 @pytest.mark.parametrize("key", sorted(KEYS))

@@ -71,9 +71,11 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "selection": (
         *CORE, "backends", "choose", "config", "events", "languages", "libraries", "refusals",
     ),
+    "log": (),
+    "exit_codes": CORE,
     "engine": (
         *CORE, "backends", "collect", "config", "events", "explanation", "languages", "lint",
-        "retrying", "selection", "trusted_imports",
+        "log", "retrying", "selection", "trusted_imports",
     ),
     "async_runs": (*CORE, "backends", "trusted_imports"),
     "api": (

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from belljar.api import Runner, build_request
+from belljar.backends import registry
 from belljar.backends.base import Availability, Backend, Plan
 from belljar.config import Settings
 from belljar.engine import Engine
@@ -17,11 +19,13 @@ from belljar.errors import (
     BackendFailed,
     LanguageMissing,
     LibrariesMissing,
+    NotBuiltYet,
+    PolicyUnenforceable,
     RequestError,
     SetupFailed,
 )
 from belljar.events import Event, Output, RunFinished, RunStarted
-from belljar.policy import Isolation, Policy
+from belljar.policy import Ceiling, Isolation, Policy
 from belljar.testing import FakeBackend
 from belljar.types import Display, File, GuestError, Mount, Request, Result, Status
 
@@ -62,6 +66,89 @@ def test_the_reason_says_what_spoke_against_the_others() -> None:
         "gvisor",
         "auto: gvisor, because jail cannot reach the floor wasm; wasm cannot offer module 'numpy'",
     )
+
+
+def test_preferring_isolation_takes_the_strongest_that_can_run_the_program() -> None:
+    jar = engine(fake("jail"), fake("wasm"), fake("gvisor"))
+    pure = jar.run(Request(code="import json", prefer="isolation"))
+    assert (pure.backend, pure.backend_reason) == (
+        "wasm", "auto: wasm isolates most of what can run it here (prefer=isolation)",
+    )  # fmt: skip
+    native = jar.run(Request(code="import numpy", prefer="isolation"))
+    assert (native.backend, native.backend_reason) == (
+        "gvisor",
+        "auto: gvisor, because wasm cannot offer module 'numpy' (prefer=isolation)",
+    )
+    assert jar.run(Request(code="import json")).backend == "jail"  # the control arm
+    asked = engine(fake("jail"), fake("wasm"), prefer="isolation")
+    assert asked.run(Request(code="import json")).backend == "wasm"
+    assert asked.run(Request(code="import json", prefer="speed")).backend == "jail"
+
+
+def test_without_a_jail_pure_python_runs_on_wasm() -> None:
+    jar = engine(missing("jail", "no user namespaces"), fake("wasm"), fake("docker"))
+    result = jar.run(Request(code="import json"))
+    assert result.backend == "wasm"
+    assert "jail cannot be had here (no user namespaces)" in result.backend_reason
+
+
+class InImages(FakeBackend):
+    """A backend with images, as docker is one."""
+
+    takes_images = True
+
+    def compile(self, policy: Policy, request: Request) -> Plan:
+        return replace(super().compile(policy, request), image=request.image or "belljar/python:1")
+
+
+@pytest.mark.parametrize(
+    ("listed", "image", "allowed"),
+    [
+        ((), "belljar/python:1", False),
+        (("belljar/*",), None, True),
+        (("python:3.*",), None, False),
+        (("python:3.*",), "python:3.11-slim", True),
+        (("python:3.*",), "registry.test/python:3.11", False),
+        (("*",), "registry.test/python:3.11", False),
+        (("registry.test/**",), "registry.test/deep/er/python:3.11", True),
+        (("python",), "python", False),
+        (("python:latest",), "python", True),
+        (("python@sha256:0b1c",), "python@sha256:0b1c", True),
+        (("python@sha256:0b1c",), "python:3.11", False),
+        (("a.b:1",), "axb:1", False),
+    ],
+)
+def test_only_images_that_the_operator_lists_are_used(
+    listed: tuple[str, ...], image: str | None, allowed: bool
+) -> None:
+    backend = InImages(name="docker", isolation=Isolation.CONTAINER)
+    jar = engine(backend, ceiling=Ceiling(images=(listed, ("**",))))
+    if allowed:
+        assert jar.run(Request(code="1", image=image), backend="docker").success
+        return
+    with pytest.raises(PolicyUnenforceable, match=r"ceiling\.images") as refusal:
+        jar.run(Request(code="1", image=image), backend="docker")
+    assert refusal.value.fields == ("image",)
+    # The control arm: without the list it runs.
+    assert engine(backend).run(Request(code="1", image=image), backend="docker").success
+
+
+def test_a_fallback_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    jar = engine(missing("docker", "no engine"), fake("jail"))
+    result = jar.run(Request(code="1"), backend="docker")
+    assert result.fallback is not None and result.fallback.used == "jail"
+    assert [(r.name, r.levelname) for r in caplog.records] == [("belljar", "WARNING")]
+    assert caplog.records[0].getMessage() in result.warnings
+    jar.run(Request(code="1"), backend="jail")
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("name", registry.PLANNED)
+def test_a_backend_that_is_planned_says_so_and_what_there_is(name: str) -> None:
+    with pytest.raises(NotBuiltYet, match="not built yet") as refusal:
+        Engine(Settings()).run(Request(code="1"), backend=name)
+    assert refusal.value.code == "not_built_yet"
+    assert "docker" in refusal.value.available
 
 
 def test_a_doubted_backend_is_used_when_there_is_no_other_and_the_reason_says_so() -> None:

@@ -16,7 +16,7 @@ from .engine import Engine
 from .errors import RequestError
 from .events import Emit, Event, Output, RunFailed, RunFinished
 from .policy import Policy
-from .policy_fields import parse_mount
+from .policy_fields import checked_path, normal_path, parse_mount
 from .records import plain, replace
 from .resolve import POLICY_KEYS
 from .trusted_imports import calls_application
@@ -29,8 +29,8 @@ OnText = Callable[[str], object]
 
 # What a request may say, apart from the policy.
 REQUEST_KEYS = (
-    "language", "stdin", "args", "env", "files", "outputs", "context", "mounts", "python", "image",
-    "settle", "require_libraries", "retry", "fallback",
+    "language", "stdin", "args", "env", "files", "outputs", "context", "mounts", "workdir",
+    "python", "image", "settle", "require_libraries", "retry", "fallback", "prefer",
 )  # fmt: skip
 _CALLBACKS = ("on_stdout", "on_stderr")
 MAX_CONCURRENCY = 64
@@ -68,6 +68,7 @@ def run(
     outputs: Iterable[str] = (),
     context: Mapping[str, Any] | None = None,
     mounts: Iterable[Mount | str] = (),
+    workdir: str | os.PathLike[str] | None = None,
     network: Any = None,
     modules: Any = None,
     min_isolation: str | None = None,
@@ -79,11 +80,15 @@ def run(
     require_libraries: Iterable[str] = (),
     retry: bool | None = None,
     fallback: bool | None = None,
+    prefer: str | None = None,
 ) -> Result:
     """Run `code` where it cannot hurt anything, and return what it did.
 
     A program that fails, overruns a limit or is refused by the lint is a Result; BelljarError is
     raised only when the request is malformed or the sandbox itself cannot do its work.
+
+    `workdir` is where the program starts: a directory in one of the `mounts`, or of `files`.
+    Outputs are collected from the run's own work directory all the same.
 
     `settle="later"` answers on the program's own word that it has ended, where a backend can; the
     result is then marked (`settled`), and the run keeps its place until the kernel confirms.
@@ -91,6 +96,9 @@ def run(
     `require_libraries` names what the program must be able to import: a backend that lacks one is
     passed over. `retry=True` runs a program that failed for want of a module once more on another
     backend at or above the floor, if nothing that it did can have been seen (`result.retried`).
+
+    `prefer="isolation"` has `auto` take the strongest backend that can run the program, which is
+    WebAssembly for pure Python; "speed", the default, takes the fastest one that holds the policy.
 
     A backend that is named and missing is replaced by one that isolates as well or better, and
     `result.fallback` says so; `fallback=False` refuses instead.
@@ -307,12 +315,14 @@ def build_request(
     outputs: Iterable[str] = (),
     context: Mapping[str, Any] | None = None,
     mounts: Iterable[Mount | str] = (),
+    workdir: str | os.PathLike[str] | None = None,
     python: str | None = None,
     image: str | None = None,
     settle: str = "now",
     require_libraries: Iterable[str] = (),
     retry: bool = False,
     fallback: bool = True,
+    prefer: str = "",
     filename: str | None = None,
     settings: Settings | None = None,
 ) -> Request:
@@ -351,6 +361,7 @@ def build_request(
         )
     return Request(
         code=code,
+        workdir=_workdir(workdir),
         command=_words("command", command),
         language=spoken.name,
         stdin=_bytes("stdin", stdin),
@@ -366,6 +377,7 @@ def build_request(
         require_libraries=libraries.checked(_listed("require_libraries", require_libraries)),
         retry=_flag("retry", retry),
         fallback=_flag("fallback", fallback),
+        prefer=_prefer(prefer),
         filename=filename,
         resolved=spoken if code is not None else None,
     )
@@ -406,6 +418,21 @@ def _settle(given: object) -> Literal["now", "later"]:
     if given == "later":
         return "later"
     raise RequestError("settle", f"is 'now' or 'later', not {given!r}")
+
+
+def _prefer(given: object) -> Literal["", "speed", "isolation"]:
+    match given:
+        case "" | "speed" | "isolation":
+            return given
+    raise RequestError("prefer", f"is 'speed' or 'isolation', not {given!r}")
+
+
+def _workdir(given: str | os.PathLike[str] | None) -> str:
+    """A guest path without `..`; "" is the work directory."""
+    if given is None:
+        return ""
+    path = normal_path(checked_path("workdir", given))
+    return "" if path == "." else path
 
 
 def _flag(where: str, given: object) -> bool:

@@ -66,6 +66,11 @@ def candidates(
     yield from last
 
 
+def strongest_first(preference: Iterable[str], rungs: Mapping[str, Isolation]) -> tuple[str, ...]:
+    """`preference` by isolation; among equals, and for those of unknown strength, as it was."""
+    return tuple(sorted(preference, key=lambda name: -(rungs[name].rank if name in rungs else 0)))
+
+
 def wasm_doubt(request: Request) -> str:
     """Why `wasm` may not be able to run this program to its end; "" if it should be."""
     if request.command or request.code is None:
@@ -102,19 +107,24 @@ def wasm_doubt(request: Request) -> str:
     return ""
 
 
-def reason(name: str, passed: Mapping[str, str], doubt: str = "") -> str:
+def reason(
+    name: str, passed: Mapping[str, str], doubt: str = "", *, strongest: bool = False
+) -> str:
     """One sentence for the result: why `auto` took `name`; `passed` says why not those before.
 
     Each of those reasons begins with "cannot", and so goes after one name or many.
     """
     if not passed:
+        if strongest:
+            return f"auto: {name} isolates most of what can run it here (prefer=isolation)"
         return f"auto: {name} is the first choice here and holds the policy"
     alike: dict[str, list[str]] = {}
     for other, why in passed.items():
         alike.setdefault(why, []).append(other)
     causes = [f"{_listed(others)} {why}" for why, others in alike.items()]
     though = f", though it {doubt}" if doubt else ""
-    return f"auto: {name}{though}, because {'; '.join(causes)}"
+    wish = " (prefer=isolation)" if strongest else ""
+    return f"auto: {name}{though}, because {'; '.join(causes)}{wish}"
 
 
 def _listed(names: list[str]) -> str:

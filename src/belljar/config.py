@@ -25,7 +25,17 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
 from . import units
-from .config_keys import ALIASES, FOUND, KEYS, TABLES, VARIABLES, StoreCode, from_text, strictest
+from .config_keys import (
+    ALIASES,
+    FOUND,
+    KEYS,
+    TABLES,
+    VARIABLES,
+    Prefer,
+    StoreCode,
+    from_text,
+    strictest,
+)
 from .errors import ConfigError, PolicyError
 from .policy import Ceiling, Level
 from .policy_fields import LIMITS
@@ -52,6 +62,7 @@ class Settings:
     fallback_allow: tuple[str, ...] = ()
     fallback_enabled: bool = True
     block_dangerous_imports: bool = False
+    prefer: Prefer = "speed"
     store_code: StoreCode = "on_error"
     language_file: str | None = None
     user: str | None = None
@@ -72,7 +83,7 @@ class Settings:
         flat |= {f"ceiling.{name}": value for name, value in plain(self.ceiling).items()}
         flat["fallback.allow"] = list(self.fallback_allow)
         flat["fallback.enabled"] = self.fallback_enabled
-        for name in ("block_dangerous_imports", "store_code", "language_file", "user"):
+        for name in ("block_dangerous_imports", "prefer", "store_code", "language_file", "user"):
             flat[name] = getattr(self, name)
         flat["docker_host"] = self.docker_host
         return flat

@@ -13,6 +13,7 @@ from .errors import ConfigError
 from .policy import Isolation, Level, level_policy
 
 StoreCode = Literal["on_error", "always", "never"]
+Prefer = Literal["speed", "isolation"]
 
 LEVELS: tuple[str, ...] = get_args(Level)  # loosest first
 REACH = ("off", "hosts", "any")  # strictest first
@@ -25,7 +26,13 @@ def from_text(key: str, text: str) -> Any:
     name = key.rpartition(".")[2]
     if key in ("block_dangerous_imports", "fallback.enabled"):
         return _BOOLEANS.get(text.strip().lower(), text)
-    if key in ("fallback.allow", "ceiling.interpreters", "defaults.network", "defaults.modules"):
+    if key in (
+        "fallback.allow",
+        "ceiling.interpreters",
+        "ceiling.images",
+        "defaults.network",
+        "defaults.modules",
+    ):
         if text.strip() in _WHOLE_WORDS.get(name, ()):
             return text.strip()
         return [word.strip() for word in text.split(",") if word.strip()]
@@ -86,6 +93,12 @@ def _interpreters(key: str, given: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(map(os.path.normpath, paths)))
 
 
+def _images(key: str, given: object) -> tuple[tuple[str, ...], ...]:
+    if not isinstance(given, list | tuple):
+        raise ConfigError(key, f"{given!r} is not a list of images", fix='as in ["belljar/*"]')
+    return (tuple(dict.fromkeys(_text(key, name) for name in given)),)
+
+
 def _bool(key: str, given: object) -> bool:
     if not isinstance(given, bool):
         raise ConfigError(key, f"{given!r} is not true or false")
@@ -131,10 +144,12 @@ KEYS: Mapping[str, Callable[[str, object], Any]] = {
     "ceiling.network": _one_of(*REACH),
     "ceiling.mounts": _one_of(*RIGHTS),
     "ceiling.interpreters": _interpreters,
+    "ceiling.images": _images,
     "ceiling.min_isolation": lambda key, given: Isolation.parse(given, key),
     "fallback.allow": _backends,
     "fallback.enabled": _bool,
     "block_dangerous_imports": _bool,
+    "prefer": _one_of(*get_args(Prefer)),
     "store_code": _one_of(*get_args(StoreCode)),
     "language_file": _text,
     "user": _user,
@@ -186,6 +201,8 @@ def strictest(key: str) -> Callable[[Any, Any], Any] | None:
         return lambda one, other: other if other.rank > one.rank else one
     if key == "ceiling.interpreters":
         return lambda one, other: tuple(path for path in one if path in other)
+    if key == "ceiling.images":  # an image has to be in the list of every source
+        return lambda one, other: tuple(dict.fromkeys((*one, *other)))
     if key == "fallback.enabled":
         return min  # an operator's refusal stands
     if key == "ceiling.network":
@@ -284,6 +301,7 @@ FOUND: Mapping[str, Found] = {
         "the refusal counts", lambda value, holds: bool(value) and holds is False
     ),
     "block_dangerous_imports": Found("`true`", lambda value, holds: bool(holds) and not value),
+    "prefer": Found("`isolation`", lambda value, holds: value != "isolation" and value != holds),
     "store_code": Found(
         "only a trusted source may set it", lambda value, holds: value != (holds or "on_error")
     ),

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from . import languages, selection, trusted_imports
+from . import languages, log, selection, trusted_imports
 from .backends import registry
 from .backends.base import Backend, Cancel, Plan, never
 from .config import Settings, load
@@ -98,6 +98,8 @@ class Engine:
             refused = replace(refused, warnings=resolved.warnings)
             return self._tell(explained(refused, resolved.policy, request), emit)
         chosen = self._selection.select(request, resolved.policy, backend, start=True)
+        if chosen.fallback is not None:
+            log.warning(chosen.plan.warnings[-1])
 
         def forward(event: Event) -> None:
             self._emit(event, emit)

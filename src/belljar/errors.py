@@ -10,7 +10,8 @@
     ├── ConfigError(ValueError)       belljar.toml or the environment is wrong
     ├── BackendUnavailable            not usable on this host; `fix` says how to get it
     │   ├── LanguageMissing           the language is known, and not installed where it would run
-    │   └── LibrariesMissing          a library that the program requires is not there
+    │   ├── LibrariesMissing          a library that the program requires is not there
+    │   └── NotBuiltYet               planned, and in no release yet; names what there is instead
     ├── BackendFailed                 the sandbox broke in mid-run; `partial` holds what came so far
     │   └── SetupFailed               it broke before any of the program's code ran
     └── ProgramFailed                 only from `Result.check`: the program failed; see `result`
@@ -160,6 +161,20 @@ class LibrariesMissing(BackendUnavailable):
 
     def to_dict(self) -> dict[str, Any]:
         return {**super().to_dict(), "libraries": list(self.libraries)}
+
+
+class NotBuiltYet(BackendUnavailable):
+    """A part of Belljar that is planned; `available` names what can be used instead."""
+
+    code = "not_built_yet"
+
+    def __init__(self, what: str, *, available: Iterable[str]) -> None:
+        self.available = tuple(available)
+        instead = ", ".join(self.available)
+        super().__init__(f"{what} is not built yet", fix=f"use one of: {instead}")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**super().to_dict(), "available": list(self.available)}
 
 
 class BackendFailed(BelljarError):

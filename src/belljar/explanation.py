@@ -52,7 +52,9 @@ def limit_text(policy: Policy, name: str) -> str:
     value = getattr(policy.limits, name)
     if name in _SIZES:
         return human_size(value)
-    return f"{value:g} s" if name == "timeout" else f"{value:g}"
+    if name == "timeout":
+        return f"{value:g} s"
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
 def network_text(policy: Policy) -> str:

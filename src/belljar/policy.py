@@ -6,10 +6,13 @@ import os
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from .errors import PolicyError
 from .records import field, plain, record
+
+if TYPE_CHECKING:
+    import re
 
 
 class Isolation(StrEnum):
@@ -204,3 +207,25 @@ class Ceiling:
     min_isolation: Isolation = Isolation.NONE
     # Pythons beside the one that runs Belljar: to ask one for its version starts it on the host.
     interpreters: tuple[str, ...] | None = None
+    # One list of patterns for each source that has one: an image has to be in all of them.
+    images: tuple[tuple[str, ...], ...] | None = None
+
+    def allows_image(self, name: str) -> bool:
+        """Whether an image may be used, by the very name that it is asked for.
+
+        In a pattern `*` stands for anything but a slash, and `**` for anything. A tag can be moved
+        to another image: what is to stay is listed, and asked for, with its digest.
+        """
+        if "@" not in name and ":" not in name.rpartition("/")[2]:
+            name += ":latest"
+        lists = self.images if self.images is not None else ()
+        return all(any(_pattern(each).fullmatch(name) for each in listed) for listed in lists)
+
+
+@cache
+def _pattern(text: str) -> re.Pattern[str]:
+    import re
+
+    pieces = {"**": ".*", "*": "[^/]*"}
+    parts = re.split(r"(\*\*|\*)", text)
+    return re.compile("".join(pieces.get(part) or re.escape(part) for part in parts))

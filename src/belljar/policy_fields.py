@@ -115,7 +115,7 @@ def _absolute(where: str, path: object) -> str:
     text = checked_path(where, path)
     if not os.path.isabs(text):
         raise PolicyError(where, f"{text!r} is not absolute")
-    return _normal(text)
+    return normal_path(text)
 
 
 def checked_path(where: str, path: object) -> str:
@@ -135,7 +135,7 @@ def checked_path(where: str, path: object) -> str:
     return path
 
 
-def _normal(path: str) -> str:
+def normal_path(path: str) -> str:
     """`path` without empty and `.` parts; POSIX would let a leading `//` stand, which hides `/`."""
     clean = posixpath.normpath(path)
     return clean[1:] if clean.startswith("//") else clean
@@ -203,7 +203,7 @@ def parse_mount(given: object) -> Mount:
         raise PolicyError("mounts.src", f"{src!r} does not exist")
     if real == os.path.sep:
         raise PolicyError("mounts.src", "the host's root cannot be mounted", fix="name a directory")
-    dst = _normal(dst)
+    dst = normal_path(dst)
     if dst in ("/", "."):
         raise PolicyError("mounts.dst", f"{given.dst!r} would hide everything else")
     return Mount(real, dst, given.mode, given.protect)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from . import choose, languages, libraries, minima, refusals
-from .backends import registry
+from .backends import registry, working_directory
 from .backends.base import Backend, Plan, never, refuse_hidden, refuse_unless_held
 from .config import Settings
 from .errors import (
@@ -25,7 +25,7 @@ from .errors import (
     SetupFailed,
 )
 from .events import Event
-from .policy import Policy, level_policy
+from .policy import Isolation, Policy, level_policy
 from .records import positional_record, record, replace
 from .types import Fallback, Request
 from .units import exact_size, human_size
@@ -108,10 +108,22 @@ class Selection:
 
     def candidates(self, request: Request, policy: Policy) -> Iterator[choose.Candidate]:
         # Backends handed to us are all candidates; of the installed ones only those we vouch for.
+        return choose.candidates(self._order(request), self._rungs(), policy, request)
+
+    def _rungs(self) -> Mapping[str, Isolation]:
         if self._given is None:
-            return choose.candidates(registry.PREFERENCE, registry.RUNGS, policy, request)
-        rungs = {name: backend.isolation for name, backend in self._given.items()}
-        return choose.candidates(self._given, rungs, policy, request)
+            return registry.RUNGS
+        return {name: backend.isolation for name, backend in self._given.items()}
+
+    def _strongest_first(self, request: Request) -> bool:
+        return (request.prefer or self._settings.prefer) == "isolation"
+
+    def _order(self, request: Request) -> tuple[str, ...]:
+        """What `auto` tries, the preferred first."""
+        preference = registry.PREFERENCE if self._given is None else tuple(self._given)
+        if not self._strongest_first(request):
+            return preference
+        return choose.strongest_first(preference, self._rungs())
 
     def _auto(self, request: Request, policy: Policy, start: bool) -> Chosen:
         refused: dict[str, BelljarError] = {}
@@ -137,7 +149,9 @@ class Selection:
                     lacking += f" (fix: {error.fix})" if error.fix else ""
                 continue
             others = self._passed_over(name, passed, request, policy)
-            reason = choose.reason(name, others, candidate.doubt)
+            reason = choose.reason(
+                name, others, candidate.doubt, strongest=self._strongest_first(request)
+            )
             plan = self._weaker(plan, refused, doubts)
             fallback = None
             for wanted, refusal in refused.items():
@@ -214,7 +228,7 @@ class Selection:
         self, name: str, passed: Mapping[str, str], request: Request, policy: Policy
     ) -> dict[str, str]:
         """Why not those that are preferred to `name` or were tried before it."""
-        preference = registry.PREFERENCE if self._given is None else tuple(self._given)
+        preference = self._order(request)
         before = preference[: preference.index(name)]
         if not before and not passed:
             return {}
@@ -397,11 +411,18 @@ class Selection:
                 fix="choose docker or gvisor, or leave the image out",
             )
         refuse_hidden(policy, request)
+        working_directory.check(policy, request)
         minima.refuse_below(backend.name, getattr(backend, "least", {}), policy.limits)
         try:
             plan = backend.compile(policy, request)
         except PolicyUnenforceable as error:
             raise self._of_a_value(error, backend, policy, request) or error from None
+        if plan.image and not self._settings.ceiling.allows_image(plan.image):
+            raise PolicyUnenforceable(
+                f"image {plan.image!r} is not in the operator's ceiling.images",
+                fields=("image",),
+                fix="name an image from that list, or ask the operator to add this one",
+            )
         profile = request.resolved.seccomp if request.resolved is not None else "default"
         if profile != "default" and "seccomp" not in plan.enforcement:
             raise PolicyUnenforceable(
@@ -434,7 +455,8 @@ class Selection:
         if key not in self._asked:
             check = replace(
                 request, code=libraries.CHECK, args=names, id=f"{request.id}-libraries", stdin=b"",
-                context={}, files={}, outputs=(), mounts=(), require_libraries=(), retry=False,
+                context={}, files={}, outputs=(), mounts=(), workdir="", require_libraries=(),
+                retry=False,
             )  # fmt: skip
             answer = backend.run(self.compile(backend, plan.policy, check), _nowhere, never())
             if not isinstance(answer.value, list):

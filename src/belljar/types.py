@@ -328,12 +328,14 @@ class Request:
     outputs: tuple[str, ...] = ()
     context: Mapping[str, Any] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
+    workdir: str = ""  # where the program starts, if not in the work directory
     python: str | None = None
     image: str | None = None
     settle: Literal["now", "later"] = "now"
     require_libraries: tuple[str, ...] = ()
     retry: bool = False
     fallback: bool = True
+    prefer: Literal["", "speed", "isolation"] = ""  # what `auto` puts first; "": the configuration
     stream_cap: int = 0  # bytes of a stream that Output events carry, if more than a result keeps
     filename: str | None = None  # the program's own, instead of the language's
     resolved: Language | None = None

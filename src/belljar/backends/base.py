@@ -64,6 +64,7 @@ class Plan:
     enforcement: Mapping[str, Enforcement]
     spec: Any = None
     warnings: tuple[str, ...] = ()
+    image: str = ""  # the one that it runs in, where there are any
 
 
 class Cancel:

@@ -46,7 +46,15 @@ from ..policy import Isolation, Policy
 from ..records import replace
 from ..report import Budgets, run_frame
 from ..types import Request, Result
-from . import agent_link, docker_plan, docker_report, jail_plan, outcome, protect
+from . import (
+    agent_link,
+    docker_plan,
+    docker_report,
+    jail_plan,
+    outcome,
+    protect,
+    working_directory,
+)
 from .base import Availability, Cancel, Plan
 from .docker_container import LONGEST_RUN, Container, remove, sweep
 from .docker_facts import EngineFacts, ask
@@ -143,7 +151,8 @@ class DockerBackend(Layered):
             runtime=self._runtime(facts),
             user=self.user,
         )
-        return self.planned(jail_plan.with_disk(policy), request, report, spec)
+        planned = self.planned(jail_plan.with_disk(policy), request, report, spec)
+        return replace(planned, image=spec.shape.image)
 
     def run(self, plan: Plan, emit: Emit, cancel: Cancel) -> Result:
         if self._closed:
@@ -403,7 +412,8 @@ def _start_packets(
 ) -> tuple[list[bytes], bytes]:
     """(what the agent is told first, the worker's RUN frame)."""
     files = {collect.checked_name("files", name): data for name, data in request.files.items()}
-    program = run_frame(request, spec.file or "", budgets) if spec.worker else b""
+    called = working_directory.program_file(request, spec.file or "", docker_plan.WORK)
+    program = run_frame(request, called, budgets) if spec.worker else b""
     if spec.file and request.code is not None:  # also for the worker: multiprocessing reads it
         files[spec.file] = request.code.encode("utf-8", "surrogatepass")
     room = spec.shape.scratch[0][1]

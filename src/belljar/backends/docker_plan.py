@@ -20,7 +20,7 @@ from ..linux.cgroup import SOCKETS_PART
 from ..policy import Policy
 from ..records import record
 from ..types import Request
-from . import protect, warmth
+from . import protect, warmth, working_directory
 from .docker_facts import EngineFacts
 from .jail_plan import disk_size, inode_count, inside_any
 from .layered import data_limit
@@ -108,9 +108,10 @@ class Spec:
     def start(self, request: Request, timeout: float, files: list[tuple[str, int, int]]) -> Any:
         """The START message, in plain values."""
         return {
-            "argv": list(self.argv),
-            "env": dict(self.env),
+            "argv": list(working_directory.command_line(self.argv, request, self.file, WORK)),
+            "env": {**dict(self.env), **working_directory.environment(request, WORK)},
             "work": WORK,
+            "cwd": working_directory.start_in(request, WORK),
             "files": files,
             "timeout": timeout,
             "rlimits": list(self.rlimits),

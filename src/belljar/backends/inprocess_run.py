@@ -134,7 +134,7 @@ class Run:
             descriptors=now + limits.open_files if self._watched and now is not None else None,
         )
         with ExitStack() as lending:
-            lending.enter_context(lent(root, request.stdin, self._streams, dict(request.env)))
+            lending.enter_context(lent(root, request, self._streams))
             if self._watched:
                 lending.enter_context(bounded_address_space(limits.memory))
             watchdog = Watchdog(limits, guard, root)

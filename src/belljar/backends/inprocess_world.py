@@ -24,6 +24,8 @@ from typing import Any, Literal, NoReturn
 
 from ..capture import HeadTail
 from ..lint import WARNING_FILTERS
+from ..types import Request
+from . import working_directory
 from .inprocess_guard import guard_of_this_thread
 
 _SLICE = 0.02  # seconds between two chances to stop a program that sleeps
@@ -90,13 +92,13 @@ class _Writer(io.RawIOBase):
 
 
 @contextmanager
-def lent(root: str, stdin: bytes, streams: Streams, env: dict[str, str]) -> Iterator[None]:
+def lent(root: str, request: Request, streams: Streams) -> Iterator[None]:
     """Our process as the program's, with `root`/work as its directory, until the block ends."""
     work, tmp = os.path.join(root, "work"), os.path.join(root, "tmp")
     with ExitStack() as back:
         _swap_warnings(back)
         for name, value in {
-            "stdin": io.TextIOWrapper(io.BytesIO(stdin), "utf-8", "surrogateescape"),
+            "stdin": io.TextIOWrapper(io.BytesIO(request.stdin), "utf-8", "surrogateescape"),
             "stdout": _text(streams, "stdout", "surrogateescape"),
             "stderr": _text(streams, "stderr", "backslashreplace"),
         }.items():
@@ -116,9 +118,9 @@ def lent(root: str, stdin: bytes, streams: Streams, env: dict[str, str]) -> Iter
               _for_guests(threading.__excepthook__, threading.excepthook))  # fmt: skip
         back.callback(sys.setrecursionlimit, sys.getrecursionlimit())
         back.callback(os.umask, os.umask(0o022))
-        _swap_environment(back, env)
+        _swap_environment(back, dict(working_directory.environment(request, work)))
         back.callback(os.chdir, _current_directory())
-        os.chdir(work)
+        os.chdir(working_directory.start_in(request, work))
         back.callback(_forget_modules, root)
         back.callback(vars(builtins).pop, "display", None)  # which the guest's Interpreter adds
         back.callback(_close_figures, _figures())

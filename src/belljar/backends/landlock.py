@@ -48,7 +48,16 @@ from ..policy import Isolation, Policy
 from ..records import plain, replace
 from ..report import Report, run_frame
 from ..types import Request, Result
-from . import cores, guest_env, landlock_plan, landlock_report, outcome, run_directory, supervised
+from . import (
+    cores,
+    guest_env,
+    landlock_plan,
+    landlock_report,
+    outcome,
+    run_directory,
+    supervised,
+    working_directory,
+)
 from .base import Availability, Cancel, Plan
 from .landlock_plan import Spec
 from .landlock_zygotes import Fleet
@@ -138,7 +147,6 @@ class LandlockBackend(HostLayered):
         assert isinstance(spec, Spec)
         report, shown = outcome.heard(plan, emit)
         budgets = outcome.budgets_of(plan)
-        program = run_frame(request, spec.file or "", budgets) if spec.worker else b""
         files = dict(request.files)
         if spec.file and request.code is not None:
             files[spec.file] = request.code.encode("utf-8", "surrogatepass")
@@ -149,6 +157,8 @@ class LandlockBackend(HostLayered):
             try:
                 root = cleanup.enter_context(run_directory.made())
                 work = run_directory.fill(root, files, spec.links, self.user)
+                called = working_directory.program_file(request, spec.file or "", work)
+                program = run_frame(request, called, budgets) if spec.worker else b""
                 before = collect.snapshot(work)
                 group = supervised.group(
                     plan.policy.limits,
@@ -263,16 +273,16 @@ class LandlockBackend(HostLayered):
         own_group = [os.path.dirname(path) for path in (group.procs if group is not None else ())]
         watch = None if spec.watch is None else {**plain(spec.watch), "paths": [work, private]}
         return {
-            "argv": list(spec.argv),
+            "argv": list(working_directory.command_line(spec.argv, request, spec.file, work)),
             "env": {
                 **guest_env.environment(
                     home=os.path.join(private, run_directory.HOME),
                     tmp=private,
                     python=spec.argv[0] if spec.argv and spec.worker else "",
                 ),
-                **request.env,
+                **working_directory.environment(request, work),
             },
-            "cwd": work,
+            "cwd": working_directory.start_in(request, work),
             "user": None,
             "namespaces": False,
             "subreaper": "subreaper" in spec.layers,

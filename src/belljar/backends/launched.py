@@ -190,6 +190,7 @@ class LaunchedBackend(HostLayered):
             home=spec.places.work,
             env=protect.environment(_guest_dir(spec)) if spec.guarded else {},
             budgets=outcome.budgets_of(plan),
+            work=spec.places.work,
         )
         with ExitStack() as cleanup:
             left = cleanup.enter_context(protect.placeholders(spec.guarded))

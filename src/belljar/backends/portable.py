@@ -40,7 +40,7 @@ from ..policy import Isolation, Policy
 from ..records import replace
 from ..report import run_frame
 from ..types import Request, Result
-from . import outcome, portable_plan
+from . import outcome, portable_plan, working_directory
 from .base import Availability, Cancel, Plan
 from .layered import Layered
 from .portable_plan import Host, Spec
@@ -113,13 +113,14 @@ class PortableBackend(Layered):
         assert isinstance(spec, Spec)
         report, shown = outcome.heard(plan, emit)
         budgets = outcome.budgets_of(plan)
-        program = run_frame(request, spec.file or "", budgets) if spec.worker else b""
         files = self._files()
         with self._directory(files) as root:
             try:
                 work, tmp = self._fill(root, request, spec)
             except OSError as error:
                 raise BackendFailed(f"the work directory could not be made: {error}") from error
+            called = working_directory.program_file(request, spec.file or "", work)
+            program = run_frame(request, called, budgets) if spec.worker else b""
             before = files.snapshot(work)
             tree, streams = self._start(plan, work, tmp)
             watch = Watch(
@@ -261,9 +262,15 @@ class PortableBackend(Layered):
                 from_guest, their_output = pipe(guest_reads=False)
                 frames, their_frames = (from_guest, to_guest), (their_input, their_output)
             launch = Launch(
-                argv=(*spec.argv, *self._worker_argv(their_frames)),
-                env={**self._environment(work, tmp), **request.env},
-                cwd=work,
+                argv=(
+                    *working_directory.command_line(spec.argv, request, spec.file, work),
+                    *self._worker_argv(their_frames),
+                ),
+                env={
+                    **self._environment(work, tmp),
+                    **working_directory.environment(request, work),
+                },
+                cwd=working_directory.start_in(request, work),
                 stdin=their_stdin,
                 stdout=their_stdout,
                 stderr=their_stderr,

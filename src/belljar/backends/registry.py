@@ -6,7 +6,7 @@ import importlib
 import sys
 
 from .. import trusted_imports
-from ..errors import BackendUnavailable
+from ..errors import BackendUnavailable, NotBuiltYet
 from ..policy import Isolation
 from .base import Backend
 
@@ -52,6 +52,8 @@ if sys.platform != "linux":
         del BUILT_IN[_name]
     PREFERENCE = ("subprocess",)
 GROUP = "belljar.backends"
+# In the documents, and not built yet. A package that brings one of them is used as any other.
+PLANNED = ("vm", "kubernetes", "e2b", "remote")
 
 
 def names() -> tuple[str, ...]:
@@ -65,6 +67,8 @@ def load(name: str, **options: object) -> Backend:
     Of `options` a backend gets those that its constructor names.
     """
     target = BUILT_IN.get(name) or _foreign().get(name)
+    if target is None and name in PLANNED:
+        raise NotBuiltYet(f"backend {name!r}", available=names())
     if target is None:
         raise BackendUnavailable(
             f"no backend is called {name!r}; known: {', '.join(names())}", fix="belljar backends"

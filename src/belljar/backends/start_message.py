@@ -14,6 +14,7 @@ from ..guest.protocol import MAX_HOST_FRAME
 from ..linux import root
 from ..report import Budgets, run_fields, run_frame
 from ..types import Request
+from . import working_directory
 from .guest_env import search_path
 from .jail_plan import GUEST_ENV
 
@@ -31,16 +32,19 @@ def start_message(
     cores: tuple[int, ...] = (),
     env: Mapping[str, str] = _NOTHING_MORE,
     budgets: Budgets | None = None,
+    work: str = root.WORK,
 ) -> tuple[bytes, dict[str, collect.Stamp]]:
     """The bytes for `linux/run_guest.py`, and the state of the work directory that it makes of
-    them. `file` is what the program is called there, and `room` what that directory can hold; `env`
-    are variables that the request may replace. `cores`, if any, are those that the program may use.
+    them. `file` is what the program is called in the work directory `work`, which can hold `room`
+    bytes; `env` are variables that the request may replace. `cores`, if any, are those that the
+    program may use.
     """
     files = {collect.checked_name("files", name): data for name, data in request.files.items()}
     # A worker that is started by a command reads its own frame; one that is there already gets the
     # program with the rest, in a form that takes no time to read.
-    program = run_frame(request, file or "", budgets) if worker and argv else b""
-    run = run_fields(request, file or "", budgets) if worker and not argv else None
+    called = working_directory.program_file(request, file or "", work)
+    program = run_frame(request, called, budgets) if worker and argv else b""
+    run = run_fields(request, called, budgets) if worker and not argv else None
     if file and request.code is not None:  # also for the worker: multiprocessing reads it
         files[file] = request.code.encode("utf-8", "surrogatepass")
     if sum(map(len, files.values())) > room:
@@ -49,12 +53,19 @@ def start_message(
     own = {"PATH": search_path(argv[0])} if worker and argv else {}
     stamp = time.time_ns()
     start: dict[str, Any] = {
-        "argv": list(argv),
+        "argv": list(working_directory.command_line(argv, request, file, work)),
+        "cwd": working_directory.start_in(request, work) if request.workdir else "",
         "run": run,
         "frames": worker,
         "cores": cores,
         "later": request.settle == "later",
-        "env": {**GUEST_ENV, "HOME": home, **own, **env, **request.env},
+        "env": {
+            **GUEST_ENV,
+            "HOME": home,
+            **own,
+            **env,
+            **working_directory.environment(request, work),
+        },
         "files": [(name, len(data), stamp) for name, data in files.items()],
     }
     head = marshal.dumps(start)

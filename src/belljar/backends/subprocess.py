@@ -42,7 +42,16 @@ from ..policy import Isolation, Policy
 from ..records import replace
 from ..report import Report, run_frame
 from ..types import Request, Result
-from . import cores, guest_env, outcome, proc_files, process_plan, run_directory, supervised
+from . import (
+    cores,
+    guest_env,
+    outcome,
+    proc_files,
+    process_plan,
+    run_directory,
+    supervised,
+    working_directory,
+)
 from .base import Availability, Cancel, Plan
 from .layered import HostLayered
 from .process_plan import Spec
@@ -112,7 +121,6 @@ class SubprocessBackend(HostLayered):
         assert isinstance(spec, Spec)
         report, shown = outcome.heard(plan, emit)
         budgets = outcome.budgets_of(plan)
-        program = run_frame(request, spec.file or "", budgets) if spec.worker else b""
         files = dict(request.files)
         if spec.file and request.code is not None:
             files[spec.file] = request.code.encode("utf-8", "surrogatepass")
@@ -122,6 +130,8 @@ class SubprocessBackend(HostLayered):
             try:
                 root = cleanup.enter_context(run_directory.made())
                 work = run_directory.fill(root, files, spec.links, self.user)
+                called = working_directory.program_file(request, spec.file or "", work)
+                program = run_frame(request, called, budgets) if spec.worker else b""
                 before = collect.snapshot(work)
                 group = supervised.group(
                     plan.policy.limits,
@@ -210,10 +220,11 @@ class SubprocessBackend(HostLayered):
         spec, request = plan.spec, plan.request
         work, private = os.path.join(root, "work"), os.path.join(root, "tmp")
         tmp = "/tmp" if spec.private_tmp else private
-        argv = list(spec.argv)
+        argv = list(working_directory.command_line(spec.argv, request, spec.file, work))
         python = argv[0] if spec.worker else ""
         home = os.path.join(tmp, run_directory.HOME)
-        env = {**guest_env.environment(home=home, tmp=tmp, python=python), **request.env}
+        env = {**guest_env.environment(home=home, tmp=tmp, python=python)}
+        env.update(working_directory.environment(request, work))
         if spec.worker:
             argv += ["-c", protocol.boot_code(protocol.GUEST_DIR, frame_fd)]
         cpus = self.facts.cpus
@@ -222,7 +233,7 @@ class SubprocessBackend(HostLayered):
         return {
             "argv": argv,
             "env": env,
-            "cwd": work,
+            "cwd": working_directory.start_in(request, work),
             "frame_fd": frame_fd,
             "user": self.user,
             "cgroup": list(group.procs) if group is not None else [],

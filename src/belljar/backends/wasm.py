@@ -45,7 +45,7 @@ from ..records import replace
 from ..report import Report, run_frame
 from ..types import Enforcement, GuestError, Request, Result
 from ..wasm import build, cache, engine
-from . import jail_plan, outcome, protect, wasm_plan, wasm_report
+from . import jail_plan, outcome, protect, wasm_plan, wasm_report, working_directory
 from .base import Availability, Cancel, Plan
 from .fleet import Fleet
 from .layered import HostLayered
@@ -280,12 +280,12 @@ def _order(plan: Plan, spec: Spec) -> tuple[dict[str, Any], dict[str, collect.St
         "TMPDIR": "/tmp",
         "LANG": "C.UTF-8",
         "USER": "user",
-        **request.env,
+        **working_directory.environment(request, root.WORK),
     }
-    frame = run_frame(request, spec.file, outcome.budgets_of(plan))[protocol.HEADER :].decode(
-        "utf-8"
-    )
-    about = protocol.dumps({"env": env, "directory": root.WORK}).decode("utf-8")
+    called = working_directory.program_file(request, spec.file, root.WORK)
+    frame = run_frame(request, called, outcome.budgets_of(plan))[protocol.HEADER :].decode("utf-8")
+    start_in = working_directory.start_in(request, root.WORK)
+    about = protocol.dumps({"env": env, "directory": start_in}).decode("utf-8")
     if not spec.files:
         files.clear()  # nobody could read them
     stamp = time.time_ns()

@@ -120,13 +120,16 @@ def _remove(api: Api, args: argparse.Namespace) -> int:
 
 
 def _pull(api: Api, args: argparse.Namespace) -> int:
-    from ..images import store
+    from ..images import obtain, store
 
     if not args.images:
         raise UsageError("name what to pull", fix="belljar images pull ruby:3.3")
     for name in args.images:
         if name in names.KINDS or names.kind_of(name) is not None:
             raise UsageError(f"{name!r} is in no registry", fix="belljar images build")
+    ceiling = config.load(path=args.config).ceiling
+    for name in args.images:
+        obtain.refuse_forbidden(name, ceiling)
     for name in args.images:
         store.pull(api, name, _silence if args.quiet else _progress)
     if args.json:

@@ -66,6 +66,11 @@ def add_arguments(parser: Parser) -> None:
     parser.guest_words = True
     where = add_policy_arguments(parser)
     where.add_argument(
+        "--prefer",
+        metavar="WHAT",
+        help="speed (default), or isolation: the strongest backend that can run the program",
+    )
+    where.add_argument(
         "--require", metavar="NAME,NAME", help="Python libraries that must be there to import"
     )
     where.add_argument(
@@ -88,6 +93,9 @@ def add_arguments(parser: Parser) -> None:
         action="append",
         default=[],
         help="show a host path (rw,unprotected: also .git/hooks and the like are writable)",
+    )
+    data.add_argument(
+        "--workdir", metavar="DIR", help="start the program in DIR, a directory in a --mount"
     )
     data.add_argument(
         "--out", metavar="GLOB", action="append", default=[], help="bring changed files out"
@@ -129,11 +137,13 @@ def common_fields(args: argparse.Namespace, *, code_from_stdin: bool = False) ->
         "env": _environment(args.env),
         "files": _files(args.file),
         "mounts": args.mount,
+        "workdir": args.workdir,
         "outputs": args.out,
         "image": args.image,
         "require_libraries": [name for name in (args.require or "").split(",") if name],
         "retry": args.retry,
         "fallback": not args.no_fallback,
+        "prefer": args.prefer or "",
     }
 
 

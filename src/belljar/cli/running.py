@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from types import FrameType
 from typing import Any
 
-from .. import config, presentation
+from .. import config, exit_codes, presentation
 from ..backends.base import Cancel, Plan
 from ..config import Settings
 from ..engine import Engine
@@ -88,7 +88,7 @@ def execute(args: argparse.Namespace, build: Callable[[Settings], Request]) -> i
                 cancelled=bool(received),
                 overflowed=output.overflowed,
             )
-        status = summary.exit_code(result) if output.overflowed is None else 137
+        status = exit_codes.of_result(result) if output.overflowed is None else 137
         if received:
             status = 128 + received[0]
         return _deliver_files(result, args, talkative=talkative) or status

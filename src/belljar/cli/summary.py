@@ -27,23 +27,6 @@ _FIELDS = {
 }
 
 
-def exit_code(result: Result) -> int:
-    """The exit code for a run that ended by itself or by its limits."""
-    match result.status:
-        case Status.SUCCESS:
-            return (result.exit_code or 0) & 0xFF
-        case Status.TIMEOUT:
-            return 124
-        case Status.REFUSED:
-            return 126
-        case Status.ERROR | Status.LIMIT if result.signal is None and result.exit_code:
-            # A program that met a limit and gave up by itself keeps the code it chose.
-            return result.exit_code & 0xFF or 1
-        case Status.ERROR:
-            return 128 + result.signal if result.signal else 1
-    return 137
-
-
 def frame(plan: Plan) -> None:
     """The summary before a run: where it runs and what it may use."""
     policy = plan.policy

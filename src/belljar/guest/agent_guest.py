@@ -41,6 +41,7 @@ def be_guest(
         os.dup2(fd, number, inheritable=number < 3)
     os.closerange(5, 256)
     identity.assume()
+    os.chdir(start["cwd"])
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")  # the first to go when memory is used up, never pid 1

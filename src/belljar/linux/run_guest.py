@@ -88,6 +88,7 @@ def be_guest(
         os._exit(120)
     if start["cores"]:
         os.sched_setaffinity(0, start["cores"])
+    go_to_start(start)
     if start["argv"]:
         execute(start)
     _work(settled, interpreter, start)
@@ -256,7 +257,7 @@ def _start_message(run: dict[str, Any], env: dict[str, str]) -> bytes:
     program: bytes = run["code"].encode()
     files = [(run["filename"], len(program), 0)]
     start = {"argv": [], "run": run, "frames": True, "later": False, "env": env, "files": files}
-    start["cores"] = ()
+    start["cores"], start["cwd"] = (), ""
     head = marshal.dumps(start)
     return len(head).to_bytes(4, "big") + head + program
 
@@ -337,6 +338,17 @@ def receive_start() -> dict[str, Any]:
         os.utime(fd, ns=(mtime, mtime))
         os.close(fd)
     return start
+
+
+def go_to_start(start: dict[str, Any]) -> None:
+    """Change to the directory that the program starts in; without it there is no run."""
+    if not start["cwd"]:
+        return
+    try:
+        os.chdir(start["cwd"])
+    except OSError as error:
+        os.write(2, f"belljar: workdir {start['cwd']!r}: {error.strerror}\n".encode())
+        os._exit(120)
 
 
 def set_environment(settled: Settled, wanted: dict[str, str]) -> None:

@@ -119,6 +119,7 @@ def _be_guest(settings: dict[str, Any], own: tuple[int, ...], ready: int) -> NoR
         start = run_guest.receive_start()
     except EOFError:
         os._exit(0)  # the host is gone
+    run_guest.go_to_start(start)
     run_guest.execute(start)
 
 

@@ -22,8 +22,8 @@ import pytest
 
 # Plain asserts below should fail with the values in them, as they do in a test file.
 _PARTS = (
-    "files", "harness", "imports", "kills", "limits", "policies", "programs", "projects", "reach",
-    "results", "runs", "values",
+    "files", "harness", "imports", "kills", "limits", "places", "policies", "programs", "projects",
+    "reach", "results", "runs", "values",
 )  # fmt: skip
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))
 
@@ -32,6 +32,7 @@ from .harness import Jar  # noqa: E402
 from .imports import Imports  # noqa: E402
 from .kills import Kills  # noqa: E402
 from .limits import Limits  # noqa: E402
+from .places import Places  # noqa: E402
 from .policies import Policies  # noqa: E402
 from .programs import Programs  # noqa: E402
 from .projects import Projects  # noqa: E402
@@ -44,6 +45,17 @@ __all__ = ["BackendConformance", "Jar"]
 
 
 class BackendConformance(
-    Results, Values, Programs, Files, Imports, Reach, Projects, Limits, Kills, Runs, Policies
+    Results,
+    Values,
+    Programs,
+    Files,
+    Places,
+    Imports,
+    Reach,
+    Projects,
+    Limits,
+    Kills,
+    Runs,
+    Policies,
 ):
     """Subclass it as `Test...` and define `make_backend`."""

@@ -219,8 +219,16 @@ def _rehearse_run(directory: str) -> int:
     _channel.usable = True
     names.clear()
     names.update(before)
-    sys.argv = ["main.py"]
+    _forget_place()
     return 0
+
+
+def _forget_place() -> None:
+    """What depends on the directory that a program starts in, which each run says for itself."""
+    sys.argv = ["main.py"]
+    sys.path[:] = [""]
+    failures.of_program.clear()
+    failures.work = ""
 
 
 _EMPTY = (
@@ -256,6 +264,7 @@ sys.path[:] = [""]
 sys.argv = sys.orig_argv = ["main.py"]
 os.environ.clear()
 _rehearse()
+_forget_place()
 _kept[:] = [bytes(_BALLAST)]
 _channel = Channel(wit_world.send)
 _interpreter = Interpreter(_channel)  # type: ignore[arg-type]
