@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import container_engines
 import pytest
@@ -22,6 +23,7 @@ from test_docker import Bench
 
 from belljar.errors import BackendFailed
 from belljar.events import Event, Output
+from belljar.images import names
 
 pytestmark = [pytest.mark.slow, TOGETHER]
 PATIENCE = 60.0
@@ -128,3 +130,39 @@ def test_an_end_that_a_hung_engine_kept_back_is_no_timeout(kind: str, make: Make
             bench.run(code, timeout=1.5, emit=begin)
         waker.join()
     assert bench.run(code, timeout=10).value == "value"  # the control arm
+
+
+def test_a_container_is_made_of_the_image_that_was_chosen(
+    kind: str, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name is given to another image between the choice and the start, which is the race that
+    a tag loses; the next run, and its pool, take the new one."""
+    bench, name, engine = (
+        make(pool=1),
+        "belljar-test/moving:1",
+        container_engines.session(KINDS[kind][0]),
+    )
+    engine.images("python", "bash")
+    code = f"import json; json.load(open({names.RECORD!r}))['image']"
+
+    def retag(which: str) -> None:
+        path = f"/images/{names.image_name(which)}/tag"
+        bench.api.json("POST", path, {"repo": name.partition(":")[0], "tag": "1"})
+
+    compile_plan = bench.backend.compile
+
+    def compile_and_retag(*asked: Any) -> Any:
+        plan = compile_plan(*asked)
+        retag("bash")
+        return plan
+
+    retag("python")
+    try:
+        with monkeypatch.context() as raced:
+            raced.setattr(bench.backend, "compile", compile_and_retag)
+            assert bench.run(code, image=name).value == "python"
+        assert bench.run(code, image=name).value == "bash"
+        retag("python")
+        assert bench.run(code, image=name).value == "python"
+    finally:
+        bench.api.json("DELETE", f"/images/{name}")

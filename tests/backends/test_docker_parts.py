@@ -60,6 +60,7 @@ def planned(
         facts,
         active,
         image="an/image",
+        image_id="sha256:1",
         runtime=runtime,
         user=None,
     )

@@ -64,6 +64,8 @@ from .docker_watch import AgentWatch, EngineHangs, NotStarted
 from .layered import Layered
 from .verdict import Ending
 
+_ANSWER_SECONDS = 10.0  # an engine that takes longer for a simple question hangs
+
 
 class DockerBackend(Layered):
     """See the module's docstring. `disable` names layers to leave out, for tests of the layers.
@@ -97,7 +99,6 @@ class DockerBackend(Layered):
         self._facts = facts
         self._api: Api | None = None
         self._pool: Pool | None = None
-        self._images: set[str] = set()
         self._unremoved: list[str] = []
         self._swept = False
         self._lock = threading.Lock()
@@ -142,12 +143,14 @@ class DockerBackend(Layered):
         if self.gvisor and "processes" not in policy.explicit:
             del held["processes"]
         self.hold(policy, held)
+        image, image_id = self._present(api, facts, docker_plan.images(request, self.name))
         spec = docker_plan.spec(
             policy,
             request,
             facts,
             active,
-            image=self._present(api, facts, docker_plan.images(request, self.name)),
+            image=image,
+            image_id=image_id,
             runtime=self._runtime(facts),
             user=self.user,
         )
@@ -271,7 +274,6 @@ class DockerBackend(Layered):
         """Something went wrong: ask again before the next run what is there."""
         with self._lock:
             self._api = self._facts = None
-            self._images.clear()
             self._swept = False
 
     def _active(self, facts: EngineFacts) -> frozenset[str]:
@@ -280,19 +282,23 @@ class DockerBackend(Layered):
     def _runtime(self, facts: EngineFacts) -> str | None:
         return None
 
-    def _present(self, api: Api, facts: EngineFacts, images: tuple[str, ...]) -> str:
-        """The first of `images` that the engine has; BackendUnavailable names the last."""
-        for image in images:
-            if image in self._images:
-                return image
-            try:
-                api.json("GET", f"/images/{image}/json")
-            except ApiError as error:
-                if error.status != 404:
-                    raise
-                continue
-            self._images.add(image)
-            return image
+    def _present(self, api: Api, facts: EngineFacts, images: tuple[str, ...]) -> tuple[str, str]:
+        """(name, id) of the first of `images` that the engine has; BackendUnavailable names the
+        last. Asked for every run: a name may mean another image by then, and the engine be gone."""
+        try:
+            for image in images:
+                try:
+                    found = api.json("GET", f"/images/{image}/json", timeout=_ANSWER_SECONDS)
+                except ApiError as error:
+                    if error.status != 404:
+                        raise
+                    continue
+                return image, str(found["Id"])
+        except ApiError:
+            raise
+        except (BackendFailed, BackendUnavailable) as error:
+            self._forget_engine()
+            raise BackendUnavailable(error.message, fix=error.fix, retryable=True) from error
         raise names.missing(images[-1], f"{facts.name} at {facts.socket}")
 
     def _make(self, shape: Shape, timeout: float = LONGEST_RUN) -> Container:

@@ -63,9 +63,13 @@ Binds = tuple[tuple[str, str, str], ...]
 
 @record
 class Shape:
-    """A container, as far as it is made before the program is known."""
+    """A container, as far as it is made before the program is known.
+
+    It is made of `image_id`; `image`, the name that was asked for, may mean another one by then.
+    """
 
     image: str
+    image_id: str
     runtime: str | None
     memory: int
     cpus: float
@@ -142,6 +146,7 @@ def spec(
     active: frozenset[str],
     *,
     image: str,
+    image_id: str,
     runtime: str | None,
     user: str | None,
 ) -> Spec:
@@ -154,6 +159,7 @@ def spec(
     limits = policy.limits
     shape = Shape(
         image=image,
+        image_id=image_id,
         runtime=runtime,
         memory=limits.memory,
         cpus=min(limits.cpus, facts.cores),
@@ -288,7 +294,7 @@ def container(
     if shape.runtime:
         host["Runtime"] = shape.runtime
     return {
-        "Image": shape.image,
+        "Image": shape.image_id,
         "Entrypoint": [*command, *([f"{uid}:{gid}"] if shape.apart else [])],
         "Cmd": [],
         "User": "0:0" if shape.apart else f"{uid}:{gid}",
