@@ -468,6 +468,8 @@ LOOSEST: dict[str, Any] = {
     "prefer": "speed",
     "fallback.allow": ["inprocess", "subprocess"],
     "fallback.enabled": True,
+    "sandbox.enabled": False,
+    "sandbox.allow_direct": True,
     "block_dangerous_imports": False,
     "store_code": "always",
     "language_file": "l.toml",
@@ -541,7 +543,10 @@ def test_no_key_of_a_found_file_loosens_anything(host: Host, key: str, operator:
         assert (new.network, new.filesystem) == (old.network, old.filesystem)
         assert new.modules == old.modules
     assert (loaded.backend, loaded.level) == (without.backend, without.level)
-    for name in ("fallback_allow", "block_dangerous_imports", "store_code", "language_file"):
+    for name in (
+        "fallback_allow", "block_dangerous_imports", "store_code", "language_file",
+        "sandbox_enabled", "sandbox_allow_direct",
+    ):  # fmt: skip
         assert getattr(loaded, name) == getattr(without, name)
     assert (loaded.user, loaded.docker_host) == (without.user, without.docker_host)
     if operator or key != "ceiling.interpreters":

@@ -90,6 +90,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "capabilities": (
         *CORE, "api", "backends", "explanation", "languages", "libraries", "presentation",
     ),
+    "direct": (*CORE, "capture"),
+    "tools": (*CORE, "api", "capabilities", "direct"),
     # Each server translates one protocol to the public calls.
     "servers": (),
     "servers.mcp": (

@@ -107,7 +107,7 @@ def run(
     42
     """
     given = dict(locals())
-    return _shared_runner().execute(given.pop("code"), **given)
+    return shared_runner().execute(given.pop("code"), **given)
 
 
 async def arun(code: str, **options: Any) -> Result:
@@ -117,7 +117,7 @@ async def arun(code: str, **options: Any) -> Result:
     raises ends the run and is raised here. At most 64 runs go on at a time, the others wait; a
     runner made with `create_runner(max_concurrency=...)` has its own number.
     """
-    return await _shared_runner().aexecute(code, **options)
+    return await shared_runner().aexecute(code, **options)
 
 
 def create_runner(level: str | None = None, **settings: Any) -> Runner:
@@ -609,7 +609,7 @@ _runner: Runner | None = None
 _runner_lock = threading.Lock()
 
 
-def _shared_runner() -> Runner:
+def shared_runner() -> Runner:
     """The runner behind `belljar.run`, made on first use from the configuration."""
     global _runner
     with _runner_lock:

@@ -8,11 +8,11 @@ Sources, weakest first:
 4. the environment: the aliases of `ALIASES`, then `BELLJAR_*`
 5. `overrides`, which the command line fills from its flags
 
-The later source wins, with two exceptions. Of `[ceiling]`, `defaults.min_isolation` and
-`fallback.enabled` the strictest value of all sources holds, so that no source raises what the
-operator bounded. And a `./belljar.toml` that was merely found, and may have come with the very code
-that is to be run, only tightens: `config_keys.FOUND` says for each key what that means.
-`BELLJAR_CONFIG` names the file, and so trusts it.
+The later source wins, with two exceptions. Of `[ceiling]`, `defaults.min_isolation`,
+`fallback.enabled` and `sandbox.allow_direct` the strictest value of all sources holds, so that no
+source raises what the operator bounded. And a `./belljar.toml` that was merely found, and may have
+come with the very code that is to be run, only tightens: `config_keys.FOUND` says for each key what
+that means. `BELLJAR_CONFIG` names the file, and so trusts it.
 
 An empty variable counts as unset. Unknown keys and unknown `BELLJAR_*` names are errors.
 """
@@ -61,6 +61,8 @@ class Settings:
     ceiling: Ceiling = field(default_factory=Ceiling)
     fallback_allow: tuple[str, ...] = ()
     fallback_enabled: bool = True
+    sandbox_enabled: bool = True
+    sandbox_allow_direct: bool = False
     block_dangerous_imports: bool = False
     prefer: Prefer = "speed"
     store_code: StoreCode = "on_error"
@@ -83,6 +85,8 @@ class Settings:
         flat |= {f"ceiling.{name}": value for name, value in plain(self.ceiling).items()}
         flat["fallback.allow"] = list(self.fallback_allow)
         flat["fallback.enabled"] = self.fallback_enabled
+        flat["sandbox.enabled"] = self.sandbox_enabled
+        flat["sandbox.allow_direct"] = self.sandbox_allow_direct
         for name in ("block_dangerous_imports", "prefer", "store_code", "language_file", "user"):
             flat[name] = getattr(self, name)
         flat["docker_host"] = self.docker_host
@@ -110,7 +114,7 @@ def load(
     """
     environ = os.environ if environ is None else environ
     merged: _Layer = {}
-    for trusted in (OPERATOR_FILE, _user_file(environ)):
+    for trusted in (OPERATOR_FILE, user_file(environ)):
         if trusted and (table := _read(trusted)) is not None:
             _merge(merged, _file_layer(trusted, table))
 
@@ -141,7 +145,7 @@ def load(
 # Reading one source.
 
 
-def _user_file(environ: Mapping[str, str]) -> str | None:
+def user_file(environ: Mapping[str, str]) -> str | None:
     base = environ.get("XDG_CONFIG_HOME", "")
     if not os.path.isabs(base):  # the XDG specification: a relative path is ignored
         home = environ.get("HOME") or environ.get("USERPROFILE")
@@ -340,6 +344,8 @@ def _settings(merged: _Layer, noted: _Layer) -> Settings:
         ceiling=Ceiling(**below("ceiling.")),
         fallback_allow=values.get("fallback.allow", ()),
         fallback_enabled=values.get("fallback.enabled", True),
+        sandbox_enabled=values.get("sandbox.enabled", True),
+        sandbox_allow_direct=values.get("sandbox.allow_direct", False),
         found=found,
         found_backend=found_backend,
         sources=sources,

@@ -18,13 +18,13 @@ Prefer = Literal["speed", "isolation"]
 LEVELS: tuple[str, ...] = get_args(Level)  # loosest first
 REACH = ("off", "hosts", "any")  # strictest first
 RIGHTS = ("none", "ro", "rw", "unprotected")  # strictest first
-TABLES = ("defaults", "ceiling", "fallback")
+TABLES = ("defaults", "ceiling", "fallback", "sandbox")
 
 
 def from_text(key: str, text: str) -> Any:
     """The value that `text`, from a variable or a flag, means for `key`: commas make a list."""
     name = key.rpartition(".")[2]
-    if key in ("block_dangerous_imports", "fallback.enabled"):
+    if key in _SWITCHES:
         return _BOOLEANS.get(text.strip().lower(), text)
     if key in (
         "fallback.allow",
@@ -39,6 +39,9 @@ def from_text(key: str, text: str) -> Any:
     return text.strip()
 
 
+_SWITCHES = (
+    "block_dangerous_imports", "fallback.enabled", "sandbox.enabled", "sandbox.allow_direct",
+)  # fmt: skip
 _WHOLE_WORDS = {
     "network": ("off", "any"),
     "modules": ("any", "level", "safe"),
@@ -148,6 +151,8 @@ KEYS: Mapping[str, Callable[[str, object], Any]] = {
     "ceiling.min_isolation": lambda key, given: Isolation.parse(given, key),
     "fallback.allow": _backends,
     "fallback.enabled": _bool,
+    "sandbox.enabled": _bool,
+    "sandbox.allow_direct": _bool,
     "block_dangerous_imports": _bool,
     "prefer": _one_of(*get_args(Prefer)),
     "store_code": _one_of(*get_args(StoreCode)),
@@ -203,7 +208,7 @@ def strictest(key: str) -> Callable[[Any, Any], Any] | None:
         return lambda one, other: tuple(path for path in one if path in other)
     if key == "ceiling.images":  # an image has to be in the list of every source
         return lambda one, other: tuple(dict.fromkeys((*one, *other)))
-    if key == "fallback.enabled":
+    if key in ("fallback.enabled", "sandbox.allow_direct"):
         return min  # an operator's refusal stands
     if key == "ceiling.network":
         return lambda one, other: min(one, other, key=REACH.index)
@@ -300,6 +305,10 @@ FOUND: Mapping[str, Found] = {
     "fallback.enabled": Found(
         "the refusal counts", lambda value, holds: bool(value) and holds is False
     ),
+    "sandbox.enabled": Found(
+        "only a trusted source may set it", lambda value, holds: value != holds
+    ),
+    "sandbox.allow_direct": Found("`false`", _never),
     "block_dangerous_imports": Found("`true`", lambda value, holds: bool(holds) and not value),
     "prefer": Found("`isolation`", lambda value, holds: value != "isolation" and value != holds),
     "store_code": Found(

@@ -10,7 +10,7 @@ from ..api import Runner
 from ..errors import ConfigError
 from ..policy_fields import LIMITS
 from ..servers import mcp
-from . import request
+from . import mcp_clients, request
 from .arguments import Parser, UsageError, add_common
 
 EPILOG = """\
@@ -21,7 +21,7 @@ language, its input and a timeout up to the maximum, and cannot loosen anything.
 tools: execute_code, run_python_code, run_command, describe_environment
 
 examples:
-  belljar mcp --install claude           add it to a client: claude, cursor, vscode or codex
+  belljar mcp --install claude           add it to Claude Code (or cursor, vscode, codex)
   belljar mcp --install codex --print    only show what would be written
   belljar mcp --level strict             what runs must be pure computation
   belljar mcp --timeout 20s --memory 1G --languages python
@@ -37,7 +37,9 @@ LEFT_FILES = ("*",)
 
 
 def add_arguments(parser: Parser) -> None:
-    where = request.add_policy_arguments(parser)
+    where = request.add_policy_arguments(
+        parser, output="bytes of stdout and of stderr that an answer keeps (default: 32K)"
+    )
     where.add_argument(
         "--modules", metavar="LIST", help="import lint: any, level, safe, or NAME,NAME"
     )
@@ -64,11 +66,29 @@ def add_arguments(parser: Parser) -> None:
     offered.add_argument(
         "--concurrency", metavar="N", type=int, help="programs that run at a time (default: 8)"
     )
+    added = parser.add_argument_group("adding it to a client")
+    added.add_argument(
+        "--install",
+        metavar="CLIENT",
+        choices=mcp_clients.CLIENTS,
+        help=f"{', '.join(mcp_clients.CLIENTS)}; with the other flags given here",
+    )
+    added.add_argument(
+        "--print", action="store_true", help="with --install: show the entry, change nothing"
+    )
     add_common(parser)
+    parser.set_defaults(parser=parser)
 
 
 def run(args: argparse.Namespace) -> int:
     mcp.require_extra()
+    if args.print and args.install is None:
+        raise UsageError("--print shows what --install would write", fix="name a client, too")
+    if args.install is not None:
+        settings = _settings(args)  # an entry that could not start is not written
+        with Runner(settings=settings, **_options(args, settings)) as runner:
+            _refuse_nothing(runner, _names(args.languages))
+        return mcp_clients.install(args)
     from ..capabilities import look
     from ..servers.mcp import stdio, tools
     from ..servers.mcp.calls import Calls
@@ -84,9 +104,14 @@ def run(args: argparse.Namespace) -> int:
         )
         offered = look(runner, allowed)
         if not offered.languages:
-            runner.plan("", language=allowed[0] if allowed else "python")  # raises why
+            _refuse_nothing(runner, allowed)
         stdio.serve(tools.build(calls, offered, log_level="WARNING"), calls)
     return 0
+
+
+def _refuse_nothing(runner: Runner, allowed: tuple[str, ...] | None) -> None:
+    """Raise what a program in the first language would meet."""
+    runner.plan("", language=allowed[0] if allowed else "python")
 
 
 def _settings(args: argparse.Namespace) -> config.Settings:

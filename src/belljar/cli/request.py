@@ -34,8 +34,11 @@ _LIMIT_HELP = {
 }
 
 
-def add_policy_arguments(parser: Parser) -> argparse._ArgumentGroup:
-    """Where programs run and what they may use, also for a server's; returns the first group."""
+def add_policy_arguments(parser: Parser, **texts: str) -> argparse._ArgumentGroup:
+    """Where programs run and what they may use, also for a server's; returns the first group.
+
+    `texts` are other words for the help of limits.
+    """
     where = parser.add_argument_group("where it runs")
     where.add_argument("--backend", metavar="NAME", help="see `belljar backends` (default: auto)")
     where.add_argument("--level", metavar="LEVEL", help="permissive, standard or strict")
@@ -54,7 +57,7 @@ def add_policy_arguments(parser: Parser) -> argparse._ArgumentGroup:
     limits = parser.add_argument_group("limits")
     for name in LIMIT_FLAGS:
         metavar, text = _LIMIT_HELP[name]
-        limits.add_argument(_flag(name), dest=name, metavar=metavar, help=text)
+        limits.add_argument(_flag(name), dest=name, metavar=metavar, help=texts.get(name, text))
     limits.add_argument(
         "--network", metavar="NET", help="off (default), any, or HOST,HOST:PORT,*.DOMAIN"
     )
