@@ -115,7 +115,11 @@ class Shape:
         watch = None
         if self.watch is not None:
             watch = dict(zip(("every", "memory", "cpu"), self.watch, strict=True))
-            watch |= {"own_network": self.network != "outer", "socket": largest_socket()}
+            watch |= {
+                "rate": self.cpus,
+                "own_network": self.network != "outer",
+                "socket": largest_socket(),
+            }
         return {
             "disk": self.disk,
             "inodes": self.inodes,

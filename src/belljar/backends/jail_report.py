@@ -71,8 +71,9 @@ def _limits(
         yield (
             "cpus",
             enforced(
-                f"affinity to {math.ceil(cpus)} of {len(facts.cpus)} cores, and the slot ends the "
-                f"run at {cpus * limits.timeout:g} seconds of processor time"
+                f"affinity to {math.ceil(cpus)} of {len(facts.cpus)} cores; the slot stops and "
+                f"continues the run to hold the rate, and ends it at {cpus * limits.timeout:g} "
+                "seconds of processor time, or if it does not stay stopped"
             ),
         )
     else:

@@ -63,6 +63,7 @@ class Watching:
     memory: int = 0
     processes: int = 0
     cpu: float = 0.0
+    rate: float = 0.0
     disk: int = 0
     threads: int = 0
     written: int = 0
@@ -258,6 +259,7 @@ def _watch(mode: Children, policy: Policy, facts: HostFacts) -> Watching:
         memory=limits.memory,
         processes=limits.processes if mode == "watched" else 0,
         cpu=0.0 if whole else limits.cpus * limits.timeout,
+        rate=limits.cpus,
         disk=limits.disk,
         threads=limits.processes if mode == "one" else 0,
         written=limits.disk if counts_writes(mode, policy) else 0,

@@ -92,8 +92,9 @@ def _cpus(mode: Children, policy: Policy, facts: HostFacts, active: frozenset[st
     if "watchdog" not in active:
         return absent("no cgroup and no watchdog")
     ended = (
-        f"affinity to {math.ceil(cpus)} of {cores} cores, and the supervisor ends the run at "
-        f"{cpus * policy.limits.timeout:g} seconds of processor time"
+        f"affinity to {math.ceil(cpus)} of {cores} cores; the supervisor stops and continues the "
+        f"run to hold the rate, and ends it at {cpus * policy.limits.timeout:g} seconds of "
+        "processor time, or if it does not stay stopped"
     )
     return enforced(ended) if mode == "one" else best_effort(ended)
 

@@ -270,6 +270,7 @@ def _watch(
         "own_network": shape.network != "outer",
         "processes": 0 if grouped or held else limits.processes + overhead,
         "cpu": 0 if grouped or whole else limits.cpus * limits.timeout,
+        "rate": limits.cpus,
         # A file system of that size is rounded up to a page: full is not over.
         "disk": shape.disk + (resource.getpagesize() if sized else 0),
         "inodes": shape.inodes,

@@ -151,7 +151,13 @@ def _limits(
         else:
             yield "cpus", best_effort(f"{cores}, which the program can change")
     elif "watchdog" in active:
-        yield "cpus", best_effort("affinity, and an end at cpus x timeout seconds of CPU time")
+        yield (
+            "cpus",
+            best_effort(
+                "affinity; the supervisor stops and continues the tree to hold the rate, and ends"
+                " it at cpus x timeout seconds of CPU time"
+            ),
+        )
     else:
         yield "cpus", absent("no cgroup and no watchdog")
 
@@ -408,5 +414,6 @@ def _watch(
         "own_network": policy.network.mode == "off" and "namespaces" in active,
         "processes": 0 if held else limits.processes,
         "cpu": cpu,
+        "rate": limits.cpus,
         "disk": disk,
     }

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 __all__ = ["signal", "socket"]
 
 SIGNAL = (
-    "NSIG", "SIGCHLD", "SIGINT", "SIGKILL", "SIGPIPE", "SIGSTOP", "SIGXFSZ", "SIG_BLOCK", "SIG_DFL",
-    "SIG_IGN", "SIG_SETMASK", "default_int_handler", "pidfd_send_signal", "pthread_sigmask",
-    "signal", "sigtimedwait", "valid_signals",
+    "NSIG", "SIGCHLD", "SIGCONT", "SIGINT", "SIGKILL", "SIGPIPE", "SIGSTOP", "SIGXFSZ", "SIG_BLOCK",
+    "SIG_DFL", "SIG_IGN", "SIG_SETMASK", "default_int_handler", "pidfd_send_signal",
+    "pthread_sigmask", "signal", "sigtimedwait", "valid_signals",
 )  # fmt: skip
 SOCKET = (
     "AF_INET", "AF_UNIX", "CMSG_SPACE", "MSG_CMSG_CLOEXEC", "MSG_DONTWAIT", "MSG_NOSIGNAL",

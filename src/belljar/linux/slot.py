@@ -45,7 +45,7 @@ import resource
 import struct
 import time
 
-from . import footprint, own_frames, seccomp_jail, syscalls
+from . import footprint, own_frames, pace, seccomp_jail, syscalls
 from .bare import signal, socket
 from .keeper import Keeper
 from .root import FIRST_UID
@@ -118,6 +118,7 @@ class _Run:
         self.ours: list[int] = []
         self.theirs: list[int] = []
         self.guests: list[int] = []
+        self.pace: pace.Pace | None = None
 
     def end(self) -> float:
         """Nobody is left when this returns; the processor seconds of those who were."""
@@ -297,6 +298,8 @@ def _watch(run: _Run, watch: dict[str, Any] | None) -> None:
     """Wait for the guest's end, see to it that nobody is left, and say so."""
     started, reason, peak = time.monotonic(), "", 0
     look = started
+    if watch and watch["cpu"]:
+        run.pace = pace.Pace(watch["rate"], _members(run))
     while True:
         if watch:
             signal.sigtimedwait((signal.SIGCHLD,), watch["every"])
@@ -391,7 +394,7 @@ def _over(run: _Run, watch: dict[str, Any], peak: int) -> tuple[str, int]:
     peak = max(peak, memory)
     if watch["memory"] and memory > watch["memory"]:
         return "oom", peak
-    if watch["cpu"] and _cpu_seconds(members) > watch["cpu"]:
+    if watch["cpu"] and not _keeps_pace(run, watch):
         return "cpu", peak
     return "", peak
 
@@ -403,16 +406,10 @@ def _memory(run: _Run, members: list[int], watch: dict[str, Any]) -> int:
     return private + footprint.of(members, room, watch["socket"], own_network=own_network)
 
 
-def _cpu_seconds(members: list[int]) -> float:
-    total = 0
-    for pid in members:
-        try:
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                fields = file.read().rsplit(b")", 1)[1].split()
-        except (OSError, IndexError):
-            continue
-        total += sum(int(fields[index]) for index in (11, 12, 13, 14))
-    return total / os.sysconf("SC_CLK_TCK")
+def _keeps_pace(run: _Run, watch: dict[str, Any]) -> bool:
+    if run.pace is None:  # in its set-up
+        return True
+    return run.pace.hold(lambda: _members(run)) and run.pace.total <= watch["cpu"]
 
 
 own_frames.without_path(serve, _one_run, _start, _fork_guest)
