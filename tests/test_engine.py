@@ -192,7 +192,7 @@ def test_a_missing_backend_falls_back_only_as_far_as_it_may(
     result = jar.run(Request(code="1"), backend="wanted")
     assert result.backend == "other"
     assert result.backend_reason == "fallback from wanted"
-    assert result.warnings == ("'wanted' is not available (not installed); ran on 'other'",)
+    assert result.warnings == ("'wanted' could not be used: not installed; ran on 'other'",)
     assert result.fallback == Fallback(
         wanted="wanted", used="other", why="not installed", fix="apt-get install it"
     )

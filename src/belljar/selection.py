@@ -156,11 +156,10 @@ class Selection:
             fallback = None
             for wanted, refusal in refused.items():
                 if isinstance(refusal, _Broken) and wanted not in doubts:
-                    warning = f"{refusal.message}; ran on {name!r}"
-                    plan = replace(plan, warnings=(*plan.warnings, warning))
-                    fallback = fallback or Fallback(
-                        wanted=wanted, used=name, why=refusal.reason, fix=refusal.fix
-                    )
+                    why = refusal.reason
+                    found = Fallback(wanted=wanted, used=name, why=why, fix=refusal.fix)
+                    plan = replace(plan, warnings=(*plan.warnings, found.sentence))
+                    fallback = fallback or found
             return Chosen(backend, plan, reason, lacking, fallback, auto=True)
         failure = refusals.of_all(refused, policy, registry.RUNGS)
         for other, plan in self._allowed(policy, request, start):
@@ -309,11 +308,8 @@ class Selection:
 
     @staticmethod
     def _fallen_back(wanted: str, other: Backend, plan: Plan, why: str, fix: str | None) -> Chosen:
-        warning = f"{wanted!r} is not available ({why}); ran on {other.name!r}"
-        if wanted == "auto":
-            warning = f"{why}; ran on {other.name!r}, which the operator's fallback.allow names"
-        plan = replace(plan, warnings=(*plan.warnings, warning))
         fallback = Fallback(wanted=wanted, used=other.name, why=why, fix=fix)
+        plan = replace(plan, warnings=(*plan.warnings, fallback.sentence))
         return Chosen(other, plan, f"fallback from {wanted}", fallback=fallback)
 
     def _instead(

@@ -142,6 +142,13 @@ class Fallback:
     why: str
     fix: str | None = None
 
+    @property
+    def sentence(self) -> str:
+        """The warning that is in the result as well."""
+        if self.wanted == "auto":
+            return f"{self.why}; ran on {self.used!r}, which the operator's fallback.allow names"
+        return f"{self.wanted!r} could not be used: {self.why}; ran on {self.used!r}"
+
 
 def new_id() -> str:
     """A run's id: unguessable, short enough to type."""

@@ -12,6 +12,8 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import container_engines
@@ -21,9 +23,14 @@ from container_engines import TOGETHER, is_alive
 from test_container_agent import KINDS, Make
 from test_docker import Bench
 
-from belljar.errors import BackendFailed
+from belljar.backends.docker import DockerBackend
+from belljar.config import Settings
+from belljar.engine import Engine
+from belljar.errors import BackendFailed, BackendUnavailable
 from belljar.events import Event, Output
 from belljar.images import names
+from belljar.testing.fake import FakeBackend
+from belljar.types import Request
 
 pytestmark = [pytest.mark.slow, TOGETHER]
 PATIENCE = 60.0
@@ -166,3 +173,27 @@ def test_a_container_is_made_of_the_image_that_was_chosen(
         assert bench.run(code, image=name).value == "python"
     finally:
         bench.api.json("DELETE", f"/images/{name}")
+
+
+def test_a_named_engine_that_goes_away_is_told_of_on_every_call(
+    docker_engine: container_engines.Engine, tmp_path: Path
+) -> None:
+    path = tmp_path / "engine.sock"
+    path.symlink_to(docker_engine.api.path)
+    docker, jail = DockerBackend(docker_host=f"unix://{path}", pool=0), FakeBackend(name="jail")
+    program = Request(code="1")
+    with Engine(Settings(), backends={"docker": docker, "jail": jail}) as engine:
+        assert engine.run(program, backend="docker").fallback is None  # the control arm
+        path.unlink()
+        for _ in range(2):
+            result = engine.run(program, backend="docker")
+            assert result.backend == "jail"
+            assert result.fallback is not None
+            assert "no socket" in result.fallback.why
+            assert result.fallback.fix
+            assert result.fallback.sentence in result.warnings
+            with pytest.raises(BackendUnavailable, match="no socket") as missing:
+                engine.run(replace(program, fallback=False), backend="docker")
+            assert missing.value.fix
+        path.symlink_to(docker_engine.api.path)
+        assert engine.run(program, backend="docker").backend == "docker"

@@ -211,12 +211,14 @@ def test_no_fallback_refuses_where_the_named_backend_is_missing(cli: Process) ->
     missing = {"DOCKER_HOST": "unix:///nonexistent/engine.sock"}
     done = cli("run", "-c", "1", "--backend", "docker", "--no-fallback", **missing)
     assert (done.stdout, done.returncode) == (b"", 127)
-    done = cli("run", "-c", "print(1)", "--backend", "docker", **missing)
-    if done.returncode == 0:  # there is something as strong here
-        assert done.stdout == b"1\n"
-        (line,) = done.stderr.decode().splitlines()
-        assert line.startswith("belljar: warning: 'docker' is not available (")
-        assert len(line) < 200
+    for quiet in ((), ("--quiet",)):
+        done = cli("run", "-c", "print(1)", "--backend", "docker", *quiet, **missing)
+        if done.returncode == 0:  # there is something as strong here
+            assert done.stdout == b"1\n"
+            line, fix = done.stderr.decode().splitlines()
+            assert line.startswith("belljar: warning: 'docker' could not be used: there is no")
+            assert len(line) < 200
+            assert fix.startswith("  fix: apt-get install docker.io")
 
 
 def test_a_pipe_gets_every_byte_past_the_output_limit(cli: Process) -> None:

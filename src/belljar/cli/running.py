@@ -105,9 +105,13 @@ def _conclude(
     overflowed: str | None,
 ) -> None:
     talkative = terminal.is_terminal(sys.stderr)
+    fallback = result.fallback
+    if fallback is not None:  # also with --quiet: it is another sandbox than the one asked for
+        terminal.complain(f"warning: {fallback.sentence}", fallback.fix, colour="yellow")
     if not args.quiet:
         for warning in result.warnings:
-            terminal.complain(f"warning: {warning}", colour="yellow")
+            if fallback is None or warning != fallback.sentence:
+                terminal.complain(f"warning: {warning}", colour="yellow")
     if overflowed is not None:
         terminal.complain(
             f"output: the program wrote more than {human_size(stream.MOST_PASSED_ON)} to"
