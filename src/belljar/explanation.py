@@ -34,6 +34,8 @@ _NO_NETWORK = re.compile(
     r"|Network is unreachable|Address family not supported|ENETUNREACH|EAI_AGAIN|ENOTFOUND"
 )
 _ELSEWHERE = re.compile(r"'(/mnt/[^']*|/home/[^']*|/content/[^']*|/workspace/[^']*|/data/[^']*)'")
+# How a backend says that the disk is several file systems; see its enforcement report.
+_PARTS = re.compile(r"memory file systems of limited size: ([^;]*)")
 _TAIL = 4000  # characters of stderr that may hold the reason of a command's failure
 
 
@@ -115,6 +117,8 @@ def _hints(result: Result, policy: Policy, request: Request) -> list[str]:
     text = error.message if error is not None else result.stderr[-_TAIL:]
     kind = error.type if error is not None else ""
     hints = []
+    if result.limit_hit == "disk" and (disk := result.enforcement.get("disk")) is not None:
+        hints += [f"That is divided: {each[1]}." for each in _PARTS.finditer(disk.by)]
     if policy.network.mode == "off" and (kind.endswith("gaierror") or _NO_NETWORK.search(text)):
         hints.append(
             'The policy of this run has no network; allow it with network="any" (--network any).'

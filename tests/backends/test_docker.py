@@ -212,6 +212,17 @@ for place in ("/sandbox", "/tmp", "/dev/shm"):
     assert result.usage.peak_memory >= 32 << 20
 
 
+def test_a_full_disk_is_told_with_the_sizes_that_hold(bench: Bench) -> None:
+    code = "open('big', 'wb').write(bytes(26 << 20))"
+    assert bench.run(code, memory="64M", disk="64M").success  # the control arm
+    result = bench.run(code, memory="64M")  # whose disk is half of it
+    assert (result.status, result.limit_hit) == (Status.LIMIT, "disk"), result
+    assert result.explanation == (
+        "The program wrote more to disk than 32 MiB. That is divided: /sandbox 24 MiB, /tmp 4 MiB, "
+        "/dev/shm 4 MiB."
+    )
+
+
 def test_a_program_can_start_what_it_has_written(bench: Bench) -> None:
     code = "import os; open('x', 'w').write('#!/bin/sh\\necho ran'); os.chmod('x', 0o700); "
     assert bench.run(code + "os.system('./x')").stdout == "ran\n"

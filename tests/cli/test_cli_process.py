@@ -221,6 +221,19 @@ def test_no_fallback_refuses_where_the_named_backend_is_missing(cli: Process) ->
             assert fix.startswith("  fix: apt-get install docker.io")
 
 
+def test_a_full_disk_in_memory_is_fixed_by_what_would_be_accepted(cli: Process) -> None:
+    full = "file = open('big', 'wb', buffering=0)\nwhile file.write(bytes(1 << 20)): pass"
+    for asked, fix in (
+        (("--memory", "64M"), "--memory 128M"),  # its disk is half of it
+        (("--memory", "64M", "--disk", "40M"), "--disk 80M --memory 128M"),
+        (("--memory", "64M", "--disk", "8M"), "--disk 16M"),
+    ):
+        done = cli("run", "-c", full, "--backend", "jail", "--no-fallback", *asked)
+        if done.returncode == 127:
+            pytest.skip(done.stderr.decode())
+        assert done.stderr.decode().splitlines()[-1] == f"  fix: allow more with {fix}"
+
+
 def test_a_pipe_gets_every_byte_past_the_output_limit(cli: Process) -> None:
     code = "for i in range(400_000): print(i)"
     done = cli("run", "-c", code, "--output", "4K")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ..linux.cgroup import SOCKETS_PART
 from ..policy import Policy
 from ..types import Enforcement, Request
+from ..units import human_size
 from . import protect
 from .base import absent, best_effort, enforced, kept_by_host
 from .docker_facts import EngineFacts
@@ -93,7 +94,7 @@ def _disk(policy: Policy, active: frozenset[str], gvisor: bool) -> Enforcement:
             f"the work directory is in memory, and {policy.limits.memory} bytes of memory cannot "
             f"hold {size} bytes of disk"
         )
-    places = ", ".join(f"{place} {each}" for place, each in scratch(size))
+    places = ", ".join(f"{place} {human_size(each)}" for place, each in scratch(size))
     by = f"memory file systems of limited size: {places}"
     if "read_only_root" not in active:
         return absent(f"{by}; but the root is writable")

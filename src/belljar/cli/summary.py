@@ -83,11 +83,12 @@ def trouble(
     elif result.kill is not None and result.kill.reason == "cpu":
         terminal.complain(f"timeout: {_told(result)}", "allow more with --cpus or --timeout")
     elif field is not None:
-        fix = f"allow more with --{field.replace('_', '-')}"
+        raised = _raised(result, policy, field)
+        fix = f"allow more with {' '.join(_flag(each, policy) for each in raised)}"
         if policy is not None:
-            fix += f" {_more(policy, field)}"
-            if getattr(policy.limits, field) == getattr(ceiling, field):
-                fix = f"only the operator can allow more: ceiling.{field} in `belljar settings`"
+            for each in raised:
+                if getattr(policy.limits, each) == getattr(ceiling, each):
+                    fix = f"only the operator can allow more: ceiling.{each} in `belljar settings`"
         terminal.complain(f"{result.limit_hit}: {_told(result)}", fix)
     elif result.status is Status.REFUSED:
         from .. import lint  # late: most runs are not refused, and it imports a parser
@@ -166,6 +167,22 @@ def table(rows: Sequence[tuple[str, ...]]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     )
+
+
+def _raised(result: Result, policy: Policy | None, field: str) -> tuple[str, ...]:
+    """The limits to raise. A disk in memory needs the memory to hold it, and follows it unless it
+    was asked for."""
+    disk = result.enforcement.get("disk")
+    if field != "disk" or policy is None or disk is None or "memory file system" not in disk.by:
+        return (field,)
+    if "disk" not in policy.explicit:
+        return ("memory",)
+    return ("disk", "memory") if 2 * policy.limits.disk > policy.limits.memory else ("disk",)
+
+
+def _flag(field: str, policy: Policy | None) -> str:
+    more = f" {_more(policy, field)}" if policy is not None else ""
+    return f"--{field.replace('_', '-')}{more}"
 
 
 def _more(policy: Policy, name: str) -> str:
