@@ -10,7 +10,7 @@ import pytest
 import belljar
 from belljar.errors import PolicyError
 from belljar.guest import protocol
-from belljar.guest.protocol import DISPLAY, DROPPED, VALUE, encode
+from belljar.guest.protocol import BUFFER, DISPLAY, DROPPED, VALUE, encode
 from belljar.report import NO_BUDGETS, Budgets, Report, budgets
 from belljar.resolve import resolve
 
@@ -127,6 +127,62 @@ def test_a_display_of_many_mime_types_is_not_read() -> None:
     assert (report.displays, report.truncated) == ((), True)
 
 
+def value_of(payload: bytes, *buffers: bytes, allowed: Budgets = SMALL) -> Report:
+    report = Report(budgets=allowed)
+    for data in buffers:
+        report.feed(encode(BUFFER, data))
+    report.feed(encode(VALUE, payload))
+    return report
+
+
+def test_a_value_refers_to_its_buffers() -> None:
+    report = value_of(b'[{"$":"bytes","v":1},{"$":"bytes","v":0}]', b"first", b"second")
+    assert (report.value, report.warnings) == ([b"second", b"first"], ())
+
+
+@pytest.mark.parametrize(
+    ("payload", "buffers", "said"),
+    [
+        (b'{"$":"bytes","v":0}', [], "no such buffer"),
+        (b'{"$":"bytes","v":-1}', [b"x"], "no such buffer"),
+        (b'[{"$":"bytes","v":0},{"$":"bytes","v":0}]', [b"x"], "twice"),
+        (b"1", [b"x"], "used by nothing"),
+        (b'{"$":"floats","v":0}', [b"x"], "could not be read"),
+    ],
+)
+def test_a_value_and_buffers_that_do_not_fit_are_no_value(
+    payload: bytes, buffers: list[bytes], said: str
+) -> None:
+    report = value_of(payload, *buffers)
+    assert report.value is None
+    (warning,) = report.warnings
+    assert said in warning
+
+
+def test_buffers_past_the_budget_of_a_value_are_not_kept() -> None:
+    few = value_of(b"1", *[b""] * 1100)
+    assert "broke the protocol" in few.warnings[0]  # each counts, an empty one too
+    report = Report(budgets=Budgets(value=1 << 20))
+    tracemalloc.start()
+    try:
+        for _ in range(200):
+            report.feed(encode(BUFFER, b"x" * (1 << 19)))
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+    assert "broke the protocol" in report.warnings[0]
+    control = Report(budgets=Budgets(value=1 << 30))
+    for _ in range(200):
+        control.feed(encode(BUFFER, b"x" * (1 << 19)))
+    assert control.warnings == ()
+
+
+def test_numbers_in_a_buffer_are_counted_as_what_they_become() -> None:
+    data = bytes(8 * 900)
+    assert value_of(b'{"$":"floats","v":0}', data).value == [0.0] * 900
+    assert value_of(b'{"$":"floats","v":0}', data * 2).truncated
+
+
 NOTICE = {
     "what": "value", "type": "Path", "count": 0, "unit": "", "field": "", "why": "no form",
 }  # fmt: skip
@@ -160,9 +216,10 @@ def test_notices_that_differ_are_bounded_too() -> None:
 
 
 def test_a_value_cannot_be_allowed_more_than_a_frame_carries() -> None:
-    assert resolve("standard", {"value": "64M"}).policy.limits.value == protocol.MAX_VALUE
+    assert resolve("standard", {"value": "1G"}).policy.limits.value == protocol.MAX_VALUE
+    assert resolve("standard", {}).policy.limits.value == protocol.DEFAULT_VALUE
     with pytest.raises(PolicyError) as refusal:
-        resolve("standard", {"value": "65M"})
+        resolve("standard", {"value": "1025M"})
     assert refusal.value.field == "value"
     assert "outputs" in (refusal.value.fix or "")
 
@@ -170,6 +227,7 @@ def test_a_value_cannot_be_allowed_more_than_a_frame_carries() -> None:
 def test_a_program_copies_no_more_to_send_its_value_than_its_memory_allows() -> None:
     limits = resolve("standard", {"memory": "64M"}).policy.limits
     assert budgets(limits).copy == 8 << 20
-    result = belljar.run("b'x' * (9 << 20)", memory="64M")
+    result = belljar.run("bytearray(9 << 20)", memory="64M")
     assert (result.success, result.value) == (True, None)
     assert any("`memory`" in warning for warning in result.warnings)
+    assert len(belljar.run("b'x' * (9 << 20)", memory="64M").value) == 9 << 20  # sent uncopied

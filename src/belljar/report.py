@@ -9,6 +9,7 @@ times and limits come from the kernel, and `hint` only explains an ordinary fail
 from __future__ import annotations
 
 # Unused by name: `_json`, which reads the frames, raises what this module defines.
+import io
 import json.decoder  # noqa: F401
 import keyword
 import sys
@@ -25,7 +26,7 @@ from .records import record
 from .types import Display, GuestError, Request
 from .units import human_size
 
-MAX_CONTEXT = 256 << 20
+MAX_CONTEXT = 1 << 30
 # An error in full, with every character escaped; and what else a worker says in one frame.
 _MAX_SMALL = 4 << 20
 # A list takes a mark for each of these, a bundle of MIME types three.
@@ -44,9 +45,9 @@ class Budgets:
     are good for, a value may multiply as it is decoded.
     """
 
-    value: int = protocol.MAX_VALUE
+    value: int = protocol.DEFAULT_VALUE
     displays: int = MAX_SHOWN
-    copy: int = protocol.MAX_VALUE
+    copy: int = protocol.DEFAULT_VALUE
     held: bool = True
 
 
@@ -106,6 +107,7 @@ class Report:
         self._truncated = False
         self._room = max_bytes
         self._display_room = allowed.displays
+        self._buffer_room = allowed.value
         self._dropped = ""  # why there is no value
         self._too_large = 0  # displays
         self._too_many = False
@@ -115,7 +117,10 @@ class Report:
         self._warnings: list[str] = []
         self._deaf = False
         self._wire: bytes | None = None
+        self._buffers: list[io.BytesIO] = []  # those that the next value refers to
+        self._of_value: list[io.BytesIO] = []
         self._value: Any = None
+        self.max_frame = max_frame
 
     @property
     def displays(self) -> tuple[Display, ...]:
@@ -150,8 +155,13 @@ class Report:
                     max_memory=2 * allowed + (1 << 17),
                 )
             )
-            found = drops.of_wire(tree)
-            return values.decode(tree, allowed if self._budgets.held else sys.maxsize)
+            buffers, self._of_value = self._of_value, []
+            found = drops.of_wire(tree, [len(each.getbuffer()) for each in buffers])
+            held = self._budgets.held
+            value = values.decode(tree, allowed if held else sys.maxsize, buffers)
+            if any(each is not None for each in buffers):
+                raise ValueError("a buffer is used by nothing")
+            return value
         except (protocol.TooMuch, values.TooLarge):
             self._drop({**found, "field": "value", "why": ""})
         except Exception as problem:  # noqa: BLE001 - a library that breaks at import raises any
@@ -176,19 +186,33 @@ class Report:
             )
         return tuple(found)
 
-    def feed(self, data: bytes) -> None:
+    @property
+    def wanted(self) -> memoryview | None:
+        """Where the next bytes of the channel can be read to; if None, they go through `feed`."""
+        return None if self._deaf or self.ended else self._decoder.wanted
+
+    def filled(self, size: int) -> None:
+        """So many bytes have been read into `wanted`."""
+        self._heard(size, lambda: self._decoder.filled(size))
+
+    def feed(self, data: bytes | memoryview) -> None:
         """Take the next bytes of the channel, in pieces of any size."""
+        self._heard(len(data), lambda: self._decoder.feed(data))
+
+    def _heard(self, size: int, decode: Callable[[], list[protocol.Frame]]) -> None:
         if self._deaf or self.ended:
             return
-        self._room -= len(data)
+        self._room -= size
         if self._room < 0:
             self._stop("the guest reported more than is allowed")
             return
         try:
-            frames, problem = self._decoder.feed(data), ""
+            frames, problem = decode(), ""
         except protocol.ProtocolError as malformed:
             frames, problem = list(malformed.frames), str(malformed)
-        for frame in frames:
+        frames.reverse()
+        while frames:
+            frame = frames.pop()  # the list must not keep the memory of a buffer
             try:
                 shown = self._take(frame)
             except (ValueError, RecursionError) as malformed:
@@ -204,6 +228,7 @@ class Report:
     def _stop(self, problem: str) -> None:
         self._deaf = True
         self._decoder = protocol.Decoder()  # and with it whatever was half received
+        self._buffers.clear()
         self._warnings.append(f"the guest broke the protocol ({problem}); the rest is ignored")
 
     def _take(self, frame: protocol.Frame) -> Display | None:
@@ -212,6 +237,8 @@ class Report:
                 self.ready = True
             case protocol.VALUE:
                 self._take_value(frame.payload)
+            case protocol.BUFFER:
+                self._take_buffer(frame.payload)
             case protocol.ERROR:
                 self._take_error(_fields(frame, _MAX_SMALL))
             case protocol.DISPLAY:
@@ -228,6 +255,13 @@ class Report:
 
     def _take_value(self, wire: bytes) -> None:
         self._wire, self._dropped = wire, ""
+        self._of_value, self._buffers = self._buffers, []
+
+    def _take_buffer(self, data: bytes) -> None:
+        self._buffer_room -= len(data) + protocol.NODE
+        if self._buffer_room < 0:
+            raise protocol.ProtocolError("buffers of more than a value may have")
+        self._buffers.append(io.BytesIO(data))  # shares the memory
 
     def _take_dropped(self, fields: Mapping[str, Any]) -> None:
         """What the worker could not send; a worker that lies only spoils its own report."""
@@ -326,16 +360,32 @@ def _text(fields: Mapping[str, Any], name: str, size: int) -> str:
     return cut(text, size)
 
 
-def run_frame(request: Request, filename: str = "main.py", budgets: Budgets | None = None) -> bytes:
-    """The RUN frame that hands `request` to a worker; RequestError names what cannot be sent."""
-    payload = protocol.dumps(run_fields(request, filename, budgets))
+def run_pieces(
+    request: Request, filename: str = "main.py", budgets: Budgets | None = None
+) -> list[Any]:
+    """The RUN frame that hands `request` to a worker, after its buffers: pieces of bytes, the large
+    ones in the memory of the request. RequestError names what cannot be sent."""
+    buffers: list[Any] = []
+    payload = protocol.dumps(run_fields(request, filename, budgets, buffers))
     if len(payload) > protocol.MAX_HOST_FRAME:
         raise RequestError("context", "is larger than a frame can be")
-    return protocol.encode(protocol.RUN, payload)
+    return protocol.encode_all(protocol.RUN, payload, buffers)
 
 
-def run_fields(request: Request, filename: str, budgets: Budgets | None = None) -> dict[str, Any]:
+def run_frame(request: Request, filename: str = "main.py", budgets: Budgets | None = None) -> bytes:
+    """All of `run_pieces`, copied together."""
+    return b"".join(run_pieces(request, filename, budgets))
+
+
+def run_fields(
+    request: Request,
+    filename: str,
+    budgets: Budgets | None = None,
+    buffers: list[Any] | None = None,
+) -> dict[str, Any]:
     """What a RUN frame says, in plain values; RequestError names what cannot be sent.
+
+    Large binary data is appended to `buffers`, if there is such a list, in the caller's memory.
 
     `budgets` spare the worker from sending what the host would drop; the host counts again.
     """
@@ -344,7 +394,7 @@ def run_fields(request: Request, filename: str, budgets: Budgets | None = None) 
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
             raise RequestError("context", f"{name!r} is not a variable name")
         try:
-            context[name] = values.encode(value, MAX_CONTEXT, max_nodes=1 << 24)
+            context[name] = values.encode(value, MAX_CONTEXT, max_nodes=1 << 24, buffers=buffers)
         except values.Unrepresentable as problem:
             raise RequestError(
                 "context",

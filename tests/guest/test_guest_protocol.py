@@ -44,6 +44,46 @@ def test_frames_survive_any_cutting_of_the_stream(
     assert decoder.pending == 0
 
 
+@given(frames, st.lists(st.integers(min_value=0)), st.lists(st.integers(1, 90), min_size=1))
+def test_large_frames_may_be_read_into_their_room(
+    sent: list[tuple[int, bytes]], cuts: list[int], reads: list[int]
+) -> None:
+    """With every frame a large one, and each read going where the decoder wants it."""
+    stream = b"".join(encode(kind, payload) for kind, payload in sent)
+    decoder, received, large = Decoder(), [], protocol._LARGE
+    protocol._LARGE = 0
+    try:
+        for piece in pieces(stream, cuts):
+            left = piece
+            while left:
+                room, size = decoder.wanted, reads[len(left) % len(reads)]
+                if room is None:
+                    received += decoder.feed(left[:size])
+                else:
+                    size = min(size, len(room), len(left))
+                    room[:size] = left[:size]
+                    received += decoder.filled(size)
+                left = left[size:]
+    finally:
+        protocol._LARGE = large
+    assert [(frame.kind, frame.payload) for frame in received] == sent
+    assert (decoder.pending, decoder.wanted) == (0, None)
+
+
+def test_a_large_frame_is_received_once_and_copied_never() -> None:
+    size = 32 << 20
+    decoder, piece = Decoder(), bytes(1 << 18)
+    tracemalloc.start()
+    try:
+        frames = decoder.feed(bytes((protocol.BUFFER,)) + size.to_bytes(4, "big"))
+        while not frames:
+            frames = decoder.feed(piece)
+        assert len(frames[0].payload) == size
+        assert tracemalloc.get_traced_memory()[1] < size + (2 << 20)
+    finally:
+        tracemalloc.stop()
+
+
 def test_a_length_over_the_cap_is_refused_at_the_header() -> None:
     decoder = Decoder(max_frame=100)
     assert [f.payload for f in decoder.feed(encode(protocol.VALUE, b"x" * 100))] == [b"x" * 100]

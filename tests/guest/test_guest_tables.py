@@ -52,6 +52,39 @@ FRAMES = {
 }
 
 
+def test_what_arrives_can_be_written_to_in_place() -> None:
+    frame = pd.DataFrame({"n": np.arange(20_000), "x": np.ones(20_000), "t": ["a"] * 20_000})
+    buffers: list[Any] = []
+    wire = encode(frame, buffers=buffers)
+    assert [len(each) for each in buffers[-2:]] == [160_000, 160_000]
+    assert np.shares_memory(np.frombuffer(buffers[-1], "<f8"), frame["x"].to_numpy())
+    received: list[Any] = [io.BytesIO(bytes(each)) for each in buffers]
+    memory = np.frombuffer(received[-1].getbuffer(), "<f8")
+    came = decode(wire, buffers=received)
+    pd.testing.assert_frame_equal(came, frame)
+    assert np.shares_memory(memory, came["x"].to_numpy())  # not copied on the way
+    for column, value in (("n", 7), ("x", 0.5), ("t", "b")):
+        came.loc[3, column] = value
+        assert came.loc[3, column] == value
+    array = decode(encode(np.arange(5.0)))
+    array[0] = 3.0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"arrays": []}, {"arrays": [None]}, {"arrays": [[1], None]}, {"arrays": 5},
+        {"arrays": [{"$": "ndarray", "v": {"dtype": "|u1", "shape": [1, 1], "data": "AA=="}}]},
+        {"arrays": [{"$": "bytes", "v": ""}]},
+    ],
+)  # fmt: skip
+def test_a_table_of_other_than_arrays_is_refused(change: dict[str, Any]) -> None:
+    wire = encode(pd.DataFrame({"n": [1.0]}))
+    del wire["v"]["arrow"]
+    with pytest.raises(ValueError):
+        decode({"$": "dataframe", "v": {**wire["v"], **change}})
+
+
 @pytest.mark.parametrize("name", FRAMES)
 def test_a_dataframe_comes_back_equal(name: str) -> None:
     frame = FRAMES[name]()

@@ -7,6 +7,7 @@ import datetime as dt
 import decimal
 import enum
 import fractions
+import io
 import json
 import math
 import time
@@ -18,13 +19,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.guest import protocol, values
+from belljar.guest import protocol, tables, values
 from belljar.guest.values import Unrepresentable, decode, encode
 
 
 def cross(value: Any) -> Any:
-    """Over the boundary and back out, through real bytes."""
-    return decode(protocol.loads(protocol.dumps(encode(value))))
+    """What the other side makes of `value`: in text, and then in buffers, however small it is."""
+    value = decode(json.loads(protocol.dumps(encode(value))))
+    thresholds = values.BINARY, values._LONG, tables._LARGE_COLUMN
+    values.BINARY, values._LONG, tables._LARGE_COLUMN = 1, 1, 1
+    try:
+        buffers: list[Any] = []
+        wire = json.loads(protocol.dumps(encode(value, buffers=buffers)))
+    finally:
+        values.BINARY, values._LONG, tables._LARGE_COLUMN = thresholds
+    received: list[Any] = [io.BytesIO(bytes(each)) for each in buffers]
+    value = decode(wire, buffers=received)
+    assert received == [None] * len(buffers)
+    return value
 
 
 def canonical(value: Any) -> Any:
@@ -367,7 +379,57 @@ def test_examples_of_every_documented_tag() -> None:
         "uuid": uuid.UUID(int=5),
         "fraction": fractions.Fraction(1, 3),
     }
-    assert samples.keys() == {**values._CONTAINERS, **values._READERS}.keys()
+    tags = {**values._CONTAINERS, **values._READERS}.keys()
+    assert samples.keys() | {"floats", "ints"} == tags
+    assert encode([0.5] * 300, buffers=[])["$"] == "floats"
+    assert encode([5] * 300, buffers=[])["$"] == "ints"
     for tag, value in samples.items():
         assert encode(value)["$"] == tag
         assert canonical(cross(value)) == canonical(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"x" * 5000,
+        bytearray(b"y" * 5000),
+        [1.5, math.inf, -0.0] * 1000,
+        [-(1 << 63), (1 << 63) - 1] * 1000,
+        {"a": b"1" * 3000, "b": (b"2" * 3000, [0.5] * 300)},
+        [1 << 63] * 300,
+        [True] * 300,
+        [1, 2.0] * 300,
+    ],
+    ids=lambda value: f"{type(value).__name__} {str(value)[:20]}",
+)
+def test_what_crosses_in_buffers_is_what_crosses_in_text(value: Any) -> None:
+    assert canonical(cross(value)) == canonical(value)
+    buffers: list[Any] = []
+    wire = protocol.loads(protocol.dumps(encode(value, buffers=buffers)))
+    received: list[Any] = [io.BytesIO(bytes(each)) for each in buffers]
+    assert canonical(decode(wire, buffers=received)) == canonical(value)
+    assert received == [None] * len(buffers)
+
+
+@pytest.mark.parametrize("number", [-1, 1, True, 0.0, None, [0], 1 << 70])
+def test_a_number_of_no_buffer_is_refused(number: Any) -> None:
+    for tag in ("bytes", "bytearray", "floats", "ints"):
+        with pytest.raises(ValueError):
+            decode({"$": tag, "v": number}, buffers=[io.BytesIO(b"x" * 8)])
+
+
+def test_a_buffer_that_is_used_twice_is_refused() -> None:
+    wire = [{"$": "bytes", "v": 0}, {"$": "bytes", "v": 0}]
+    with pytest.raises(ValueError, match="twice"):
+        decode(wire, buffers=[io.BytesIO(b"x")])
+
+
+def test_a_buffer_of_broken_numbers_is_refused() -> None:
+    with pytest.raises(ValueError):
+        decode({"$": "floats", "v": 0}, buffers=[io.BytesIO(b"x" * 9)])
+
+
+def test_buffers_are_counted_as_what_they_become() -> None:
+    with pytest.raises(values.TooLarge):
+        decode({"$": "floats", "v": 0}, 8000, [io.BytesIO(bytes(8 * 200))])
+    assert decode({"$": "floats", "v": 0}, 16000, [io.BytesIO(bytes(8 * 200))]) == [0.0] * 200

@@ -44,7 +44,7 @@ from ..events import Emit
 from ..images import names
 from ..policy import Isolation, Policy
 from ..records import replace
-from ..report import Budgets, run_frame
+from ..report import Budgets, run_pieces
 from ..types import Request, Result
 from . import (
     agent_link,
@@ -62,6 +62,7 @@ from .docker_plan import Shape, Spec
 from .docker_pool import Pool
 from .docker_watch import AgentWatch, EngineHangs, NotStarted
 from .layered import Layered
+from .pieces import Pieces
 from .verdict import Ending
 
 _ANSWER_SECONDS = 10.0  # an engine that takes longer for a simple question hangs
@@ -415,11 +416,11 @@ def _refuse_other_python(spec: Spec, container: Container) -> None:
 
 def _start_packets(
     request: Request, spec: Spec, timeout: float, budgets: Budgets
-) -> tuple[list[bytes], bytes]:
+) -> tuple[list[bytes], Pieces]:
     """(what the agent is told first, the worker's RUN frame)."""
     files = {collect.checked_name("files", name): data for name, data in request.files.items()}
     called = working_directory.program_file(request, spec.file or "", docker_plan.WORK)
-    program = run_frame(request, called, budgets) if spec.worker else b""
+    program = Pieces(run_pieces(request, called, budgets) if spec.worker else ())
     if spec.file and request.code is not None:  # also for the worker: multiprocessing reads it
         files[spec.file] = request.code.encode("utf-8", "surrogatepass")
     room = spec.shape.scratch[0][1]

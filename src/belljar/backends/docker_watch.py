@@ -26,6 +26,7 @@ from ..report import Report
 from ..types import File
 from .base import Cancel
 from .docker_container import Container
+from .pieces import Pieces
 
 _WINDOW = 1 << 18  # of input that is on its way to a program which may never read it
 _KILL_SECONDS = 5.0  # an agent that has not reported the end of a killed guest is stuck
@@ -71,7 +72,7 @@ class AgentWatch:
         *,
         run: str,
         start: list[bytes],
-        program: bytes,
+        program: Pieces,
         stdin: bytes,
         timeout: float,
         captured: dict[str, HeadTail],
@@ -87,7 +88,7 @@ class AgentWatch:
         self._run, self._timeout = run, timeout
         self._report, self._emit, self._cancel = report, emit, cancel
         self._queue: deque[memoryview] = deque(memoryview(each) for each in start)
-        self._streams = {agent.PROGRAM: memoryview(program), agent.STDIN: memoryview(stdin)}
+        self._streams = {agent.PROGRAM: program, agent.STDIN: Pieces([stdin])}
         self._windows = dict.fromkeys(self._streams, _WINDOW)
         self._current = memoryview(b"")
         self._exit: dict[str, Any] | None = None
@@ -176,8 +177,7 @@ class AgentWatch:
             return True
         for kind in self._next_pieces():
             data, size = self._streams[kind], min(self._windows[kind], 1 << 16)
-            piece = bytes(data[:size])
-            self._streams[kind] = data[size:]
+            piece = data.take(size)
             self._windows[kind] -= len(piece)
             if not piece:
                 del self._streams[kind]  # the empty packet says that it is the end

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import errno
 import gc
+import io
 import os
 import sys
 import tempfile
@@ -22,7 +23,7 @@ from ..guest import protocol
 from ..guest.worker import Channel, Interpreter
 from ..lint_rules import Rules
 from ..records import replace
-from ..report import Report, run_frame
+from ..report import Report, run_fields
 from ..types import Display, KillProof, Request, Result, Status, Usage
 from . import outcome
 from .base import Cancel, Plan
@@ -47,8 +48,8 @@ class _Direct(Channel):
     def usable(self) -> bool:
         return True
 
-    def send_encoded(self, frame: bytes) -> bool:
-        self._waiting.append(frame)
+    def send_encoded(self, *pieces: Any) -> bool:
+        self._waiting.extend(map(bytes, pieces))  # the program goes on and may change its data
         return True
 
     def deliver(self, report: Report) -> None:
@@ -78,8 +79,11 @@ class Run:
         self._emit = emit
         self._cancel = cancel
         file, budgets = languages.of(plan.request).file, outcome.budgets_of(plan)
-        frame = run_frame(plan.request, file, budgets)
-        self._program: Any = protocol.loads(frame[protocol.HEADER :], max_nodes=sys.maxsize)
+        buffers: list[Any] = []
+        fields = run_fields(plan.request, file, budgets, buffers)
+        # Through JSON and copied, because the program must not change the caller's own objects.
+        self._program: Any = protocol.loads(protocol.dumps(fields), max_nodes=sys.maxsize)
+        self._program["buffers"] = [io.BytesIO(bytes(bytearray(each))) for each in buffers]
         layers = plan.spec.layers
         self._watched = "watchdog" in layers
         self._streams = Streams(outcome.captures(plan, capped="output_cap" in layers))

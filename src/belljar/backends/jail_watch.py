@@ -12,6 +12,7 @@ from ..records import replace
 from ..report import Report
 from . import outcome
 from .base import Cancel, Plan
+from .pieces import Pieces
 from .shelves import Jail
 from .supervise import Ended, Watch
 
@@ -26,7 +27,7 @@ class JailWatch(Watch):
         self,
         jail: Jail,
         plan: Plan,
-        message: bytes,
+        message: Pieces,
         report: Report,
         emit: Emit,
         cancel: Cancel,
@@ -38,13 +39,13 @@ class JailWatch(Watch):
             os.close(jail.stdin)
         # Then at once: the guest is waiting for it, and is at work while we get ready to listen.
         self._began = time.monotonic()
-        rest = jail.send(message)
+        jail.send(message)
         group = jail.group
         super().__init__(
             run=request.id,
             control=jail.run,
             frames=jail.frames,
-            program=rest,
+            program=message,
             stdout=jail.stdout,
             stderr=jail.stderr,
             stdin=jail.stdin if request.stdin else None,

@@ -46,7 +46,7 @@ from ..events import Emit
 from ..interpreter import can_reach
 from ..policy import Isolation, Policy
 from ..records import plain, replace
-from ..report import Report, run_frame
+from ..report import Report, run_pieces
 from ..types import Request, Result
 from . import (
     cores,
@@ -62,6 +62,7 @@ from .base import Availability, Cancel, Plan
 from .landlock_plan import Spec
 from .landlock_zygotes import Fleet
 from .layered import HostLayered
+from .pieces import Pieces
 from .subprocess import _user
 from .supervise import Watch
 
@@ -158,7 +159,7 @@ class LandlockBackend(HostLayered):
                 root = cleanup.enter_context(run_directory.made())
                 work = run_directory.fill(root, files, spec.links, self.user)
                 called = working_directory.program_file(request, spec.file or "", work)
-                program = run_frame(request, called, budgets) if spec.worker else b""
+                program = Pieces(run_pieces(request, called, budgets) if spec.worker else ())
                 before = collect.snapshot(work)
                 group = supervised.group(
                     plan.policy.limits,
@@ -228,7 +229,7 @@ class LandlockBackend(HostLayered):
         plan: Plan,
         fleet: Fleet,
         root: str,
-        program: bytes,
+        program: Pieces,
         group: Group | None,
         own: tuple[int, ...],
         report: Report,

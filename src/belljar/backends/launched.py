@@ -40,6 +40,7 @@ from . import jail_plan, launched_plan, outcome, protect, supervised, tools
 from .base import Availability, Cancel, Plan
 from .launched_plan import Ends, Sandbox, Spec
 from .layered import HostLayered
+from .pieces import Pieces
 from .start_message import start_message
 from .supervise import Watch
 from .tools import Tool
@@ -237,7 +238,7 @@ class LaunchedBackend(HostLayered):
     def _start(
         self,
         plan: Plan,
-        message: bytes,
+        message: Pieces,
         group: Group | None,
         report: Report,
         emit: Emit,
@@ -284,7 +285,7 @@ class LaunchedBackend(HostLayered):
             watch = HandedOver(
                 **supervised.watched(plan, control, streams, report, emit, cancel, group),
                 frames=frames,
-                program=b"".join((len(settings).to_bytes(4, "big"), settings, message)),
+                program=message.after(len(settings).to_bytes(4, "big") + settings),
             )
             ours.pop_all()
         return watch, supervisor

@@ -38,11 +38,12 @@ from ..errors import BackendFailed, ConfigError, PolicyUnenforceable
 from ..events import Emit
 from ..policy import Isolation, Policy
 from ..records import replace
-from ..report import run_frame
+from ..report import run_pieces
 from ..types import Request, Result
 from . import outcome, portable_plan, working_directory
 from .base import Availability, Cancel, Plan
 from .layered import Layered
+from .pieces import Pieces
 from .portable_plan import Host, Spec
 from .portable_tree import Launch, Tree
 from .portable_watch import Streams, Watch, disk_use
@@ -120,7 +121,7 @@ class PortableBackend(Layered):
             except OSError as error:
                 raise BackendFailed(f"the work directory could not be made: {error}") from error
             called = working_directory.program_file(request, spec.file or "", work)
-            program = run_frame(request, called, budgets) if spec.worker else b""
+            program = Pieces(run_pieces(request, called, budgets) if spec.worker else ())
             before = files.snapshot(work)
             tree, streams = self._start(plan, work, tmp)
             watch = Watch(

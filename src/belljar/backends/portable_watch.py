@@ -22,6 +22,7 @@ from ..events import Emit, Output
 from ..records import record
 from ..report import Report
 from .base import Cancel
+from .pieces import Pieces
 from .portable_plan import Watched
 from .portable_tree import Load, Reaped, Tree
 
@@ -69,7 +70,7 @@ class Watch:
         run: str,
         tree: Tree,
         streams: Streams,
-        program: bytes,
+        program: Pieces,
         data: bytes,
         timeout: float,
         captured: dict[str, HeadTail],
@@ -233,7 +234,7 @@ class Watch:
             self._start(self._read, streams.frames[0], "frames")
             self._start(self._feed, streams.frames[1], self._program, True)
         if streams.stdin is not None:
-            self._start(self._feed, streams.stdin, self._data, False)
+            self._start(self._feed, streams.stdin, Pieces([self._data]), False)
         if self._watched != Watched():
             self._start(self._watch)
 
@@ -266,15 +267,14 @@ class Watch:
                 self._say(name, piece)
         self._say(name)
 
-    def _feed(self, fd: int, data: bytes, hold: bool) -> None:
+    def _feed(self, fd: int, data: Pieces, hold: bool) -> None:
         """Write `data`, then close; with `hold` only at the end of the run."""
         with open(fd, "wb", buffering=0):
             if _POLLABLE:
                 os.set_blocking(fd, False)
-            left = memoryview(data)
-            while left and self._ready(fd, writing=True):
+            while data and self._ready(fd, writing=True):
                 try:
-                    left = left[os.write(fd, left[:_PIECE]) :]
+                    data.write(fd)
                 except BlockingIOError:
                     continue
                 except OSError:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from ..errors import BackendFailed, SetupFailed
 from ..linux.bare import socket
 from .jail_plan import Shape
+from .pieces import Pieces
 
 if TYPE_CHECKING:
     from ..linux.cgroup import Group
@@ -66,14 +67,13 @@ class Jail:
         poll.register(self.run, select.POLLIN)
         return not poll.poll(0)
 
-    def send(self, message: bytes) -> memoryview:
-        """As much of the start message as there is room for; the rest of it."""
-        rest = memoryview(message)
+    def send(self, message: Pieces) -> None:
+        """Send as much of the start message as there is room for; the rest stays in it."""
         self.frames.setblocking(False)
         try:
-            return rest[self.frames.send(rest, socket.MSG_NOSIGNAL) :]
+            message.sent(self.frames.sendmsg(message.first(), (), socket.MSG_NOSIGNAL))
         except (BlockingIOError, BrokenPipeError, ConnectionResetError):
-            return rest  # whoever listens to the jail will know more
+            return  # whoever listens to the jail will know more
 
     def kill(self) -> None:
         """End everybody in it, by its anchor."""

@@ -12,11 +12,12 @@ from .. import collect
 from ..errors import RequestError
 from ..guest.protocol import MAX_HOST_FRAME
 from ..linux import root
-from ..report import Budgets, run_fields, run_frame
+from ..report import Budgets, run_fields, run_pieces
 from ..types import Request
 from . import working_directory
 from .guest_env import search_path
 from .jail_plan import GUEST_ENV
+from .pieces import Pieces, gathered
 
 _NOTHING_MORE: Mapping[str, str] = MappingProxyType({})
 
@@ -33,8 +34,8 @@ def start_message(
     env: Mapping[str, str] = _NOTHING_MORE,
     budgets: Budgets | None = None,
     work: str = root.WORK,
-) -> tuple[bytes, dict[str, collect.Stamp]]:
-    """The bytes for `linux/run_guest.py`, and the state of the work directory that it makes of
+) -> tuple[Pieces, dict[str, collect.Stamp]]:
+    """What to send to `linux/run_guest.py`, and the state of the work directory that it makes of
     them. `file` is what the program is called in the work directory `work`, which can hold `room`
     bytes; `env` are variables that the request may replace. `cores`, if any, are those that the
     program may use.
@@ -43,8 +44,9 @@ def start_message(
     # A worker that is started by a command reads its own frame; one that is there already gets the
     # program with the rest, in a form that takes no time to read.
     called = working_directory.program_file(request, file or "", work)
-    program = run_frame(request, called, budgets) if worker and argv else b""
-    run = run_fields(request, called, budgets) if worker and not argv else None
+    program = run_pieces(request, called, budgets) if worker and argv else []
+    buffers: list[Any] = []
+    run = run_fields(request, called, budgets, buffers) if worker and not argv else None
     if file and request.code is not None:  # also for the worker: multiprocessing reads it
         files[file] = request.code.encode("utf-8", "surrogatepass")
     if sum(map(len, files.values())) > room:
@@ -67,9 +69,11 @@ def start_message(
             **working_directory.environment(request, work),
         },
         "files": [(name, len(data), stamp) for name, data in files.items()],
+        "buffers": [len(data) for data in buffers],
     }
     head = marshal.dumps(start)
     if len(head) > MAX_HOST_FRAME:
         raise RequestError("context", "is larger than a start message can be")
     before: dict[str, collect.Stamp] = {n: (stamp, len(data), 0) for n, data in files.items()}
-    return b"".join((len(head).to_bytes(4, "big"), head, *files.values(), program)), before
+    start_bytes = len(head).to_bytes(4, "big") + head
+    return Pieces([*gathered([start_bytes, *files.values()]), *buffers, *program]), before

@@ -40,7 +40,7 @@ from ..guest import protocol
 from ..interpreter import can_reach
 from ..policy import Isolation, Policy
 from ..records import replace
-from ..report import Report, run_frame
+from ..report import Report, run_pieces
 from ..types import Request, Result
 from . import (
     cores,
@@ -54,6 +54,7 @@ from . import (
 )
 from .base import Availability, Cancel, Plan
 from .layered import HostLayered
+from .pieces import Pieces
 from .process_plan import Spec
 from .supervise import Watch
 
@@ -131,7 +132,7 @@ class SubprocessBackend(HostLayered):
                 root = cleanup.enter_context(run_directory.made())
                 work = run_directory.fill(root, files, spec.links, self.user)
                 called = working_directory.program_file(request, spec.file or "", work)
-                program = run_frame(request, called, budgets) if spec.worker else b""
+                program = Pieces(run_pieces(request, called, budgets) if spec.worker else ())
                 before = collect.snapshot(work)
                 group = supervised.group(
                     plan.policy.limits,
@@ -173,7 +174,7 @@ class SubprocessBackend(HostLayered):
         self,
         plan: Plan,
         root: str,
-        program: bytes,
+        program: Pieces,
         group: Group | None,
         own: tuple[int, ...],
         report: Report,

@@ -14,6 +14,7 @@ from ..linux.bare import socket
 from ..records import record
 from ..report import Report
 from .base import Cancel
+from .pieces import Pieces
 
 _START_SECONDS = 30.0  # a supervisor that has not started its guest by then is broken
 _KILL_SECONDS = 10.0  # and so is one that has not reported the end of a killed guest
@@ -49,7 +50,7 @@ class Watch:
         run: str,
         control: socket.socket,
         frames: socket.socket | None,
-        program: bytes | memoryview,
+        program: Pieces,
         stdout: int,
         stderr: int,
         stdin: int | None,
@@ -66,7 +67,7 @@ class Watch:
         self.reason = ""
         self.ended: Ended | None = None
         self._control, self._frames = control, frames
-        self._outgoing: dict[int, memoryview] = {}
+        self._outgoing: dict[int, Pieces] = {}
         self._timeout = timeout
         self._report, self._emit, self._cancel, self._on_kill = report, emit, cancel, on_kill
         self._lines = b""
@@ -85,11 +86,11 @@ class Watch:
             frames.setblocking(False)
             self._read(frames.fileno(), self._frame)
             if program:
-                self._outgoing[frames.fileno()] = memoryview(program)
+                self._outgoing[frames.fileno()] = program
                 self._poll.modify(frames.fileno(), select.POLLIN | select.POLLOUT)
         if stdin is not None:
             os.set_blocking(stdin, False)
-            self._outgoing[stdin] = memoryview(data)
+            self._outgoing[stdin] = Pieces([data])
             self._poll.register(stdin, select.POLLOUT)
         self._poll.register(cancel.fileno(), select.POLLIN)
 
@@ -172,16 +173,23 @@ class Watch:
             self._emit(Output(id=self.run_id, stream=name, data=live))  # type: ignore[arg-type]
 
     def _frame(self, fd: int) -> None:
+        room, piece = self._report.wanted, b""
         try:
-            piece = os.read(fd, _PIECE)
+            if room is not None:
+                size = os.readv(fd, [room])
+            else:
+                piece = os.read(fd, _PIECE)
+                size = len(piece)
         except BlockingIOError:
             return
         except ConnectionResetError:  # the guest ended with our program unread
-            piece = b""
-        if piece:
-            self._report.feed(piece)
-        else:
+            size = 0
+        if not size:
             self._done_with(fd)
+        elif room is not None:
+            self._report.filled(size)
+        else:
+            self._report.feed(piece)
 
     def _supervisor_says(self, fd: int) -> None:
         try:
@@ -223,13 +231,12 @@ class Watch:
 
     def _send(self, fd: int) -> None:
         try:
-            sent = os.write(fd, self._outgoing[fd][:_PIECE])
-            self._outgoing[fd] = self._outgoing[fd][sent:]
+            self._outgoing[fd].write(fd)
         except BlockingIOError:
             return
         except (BrokenPipeError, ConnectionResetError):
             # The guest does not read what it is given, which is its right.
-            self._outgoing[fd] = self._outgoing[fd][:0]
+            self._outgoing[fd].clear()
         if self._outgoing[fd]:
             return
         del self._outgoing[fd]

@@ -42,7 +42,7 @@ from ..guest import protocol
 from ..linux import root
 from ..policy import Filesystem, Isolation, Policy
 from ..records import replace
-from ..report import Report, run_frame
+from ..report import Report, run_fields
 from ..types import Enforcement, GuestError, Request, Result
 from ..wasm import build, cache, engine
 from . import jail_plan, outcome, protect, wasm_plan, wasm_report, working_directory
@@ -283,14 +283,16 @@ def _order(plan: Plan, spec: Spec) -> tuple[dict[str, Any], dict[str, collect.St
         **working_directory.environment(request, root.WORK),
     }
     called = working_directory.program_file(request, spec.file, root.WORK)
-    frame = run_frame(request, called, outcome.budgets_of(plan))[protocol.HEADER :].decode("utf-8")
+    # Without buffers: the guest's one function takes text.
+    fields = run_fields(request, called, outcome.budgets_of(plan))
+    run = protocol.dumps(fields).decode("utf-8")
     start_in = working_directory.start_in(request, root.WORK)
     about = protocol.dumps({"env": env, "directory": start_in}).decode("utf-8")
     if not spec.files:
         files.clear()  # nobody could read them
     stamp = time.time_ns()
     order = {
-        "request": f"{about[:-1]},{frame[1:]}",
+        "request": f"{about[:-1]},{run[1:]}",
         "stdin": request.stdin,
         "files": [(name, data, stamp) for name, data in files.items()],
         "seconds": limits.timeout,

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from ..capture import HeadTail
 from ..errors import BackendFailed, Partial, SetupFailed
 from ..events import Emit, Output
-from ..guest import protocol
 from ..linux import root
 from ..records import record
 from ..report import Report
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 # The worker's own frames: see wasm/worker.py, which cannot be imported without the engine.
 DONE, READY = 0x10, 0x11
 _HEADER = 5
-_MAX_FRAME = protocol.MAX_FRAME + (1 << 20)
+_MAX_OWN = 1 << 20  # of what a worker says itself
 _PIECE = 1 << 18
 _START_SECONDS = 60.0
 _KILL_SECONDS = 10.0
@@ -69,6 +68,7 @@ class Worker:
         self.healthy = False
         self._cpu = 0.0
         self._buffer = bytearray()
+        self._max_frame = _MAX_OWN
         self._poll = select.poll()
         os.close(jail.stdin)
         for fd in (jail.stdout, jail.stderr):
@@ -139,6 +139,7 @@ class Worker:
         """Blocks until the program has ended, one way or the other, and all its words are read."""
         follow = _Following(self, timeout, captured, report, run, emit, cancel)
         self.runs += 1
+        self._max_frame = max(_MAX_OWN, report.max_frame)
         self.healthy = False  # until the run has ended as it should
         try:
             self._send(marshal.dumps(order))
@@ -202,7 +203,7 @@ class Worker:
         start = 0
         while len(self._buffer) - start >= _HEADER:
             size = int.from_bytes(self._buffer[start + 1 : start + _HEADER], "big")
-            if size > _MAX_FRAME:
+            if size > self._max_frame:
                 raise BackendFailed("the wasm worker broke its protocol")
             end = start + _HEADER + size
             if len(self._buffer) < end:

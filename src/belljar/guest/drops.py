@@ -32,7 +32,7 @@ _TAGGED = {
     "bytes": ("bytes", "bytes"), "bytearray": ("bytearray", "bytes"), "tuple": ("tuple", "items"),
     "set": ("set", "items"), "frozenset": ("frozenset", "items"), "dict": ("dict", "items"),
     "dataframe": ("DataFrame", "rows"), "series": ("Series", "rows"),
-    "ndarray": ("ndarray", "elements"),
+    "ndarray": ("ndarray", "elements"), "floats": ("list", "items"), "ints": ("list", "items"),
 }  # fmt: skip
 
 
@@ -49,8 +49,9 @@ def notice(value: object, field: str, reason: str) -> dict[str, Any]:
     }
 
 
-def of_wire(wire: Any) -> dict[str, Any]:
-    """The type and the size of a value that has been sent, before it is decoded."""
+def of_wire(wire: Any, buffers: list[int]) -> dict[str, Any]:
+    """The type and the size of a value that has been sent, before it is decoded. `buffers` are the
+    lengths of what its numbers refer to."""
     kind: str = type(wire).__name__
     unit = {"list": "items", "dict": "items", "str": "characters", "int": "bits"}.get(kind, "")
     count = 0
@@ -59,11 +60,14 @@ def of_wire(wire: Any) -> dict[str, Any]:
     if kind == "dict" and type(wire.get("$")) is str:
         inner = wire.get("v")
         kind, unit = _TAGGED.get(wire["$"], (cut(wire["$"], MAX_TYPE), ""))
-        count = _count_of(inner, unit)
+        count = _count_of(inner, unit, buffers)
     return {"type": kind, "count": count, "unit": unit if count else ""}
 
 
-def _count_of(inner: Any, unit: str) -> int:
+def _count_of(inner: Any, unit: str, buffers: list[int]) -> int:
+    if type(inner) is int:
+        size = buffers[inner] if 0 <= inner < len(buffers) else 0
+        return size // 8 if unit == "items" else size
     if unit == "bytes" and type(inner) is str:
         return len(inner) * 3 // 4
     if type(inner) is list:

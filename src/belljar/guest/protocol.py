@@ -3,17 +3,19 @@
 A frame is one byte of kind, four bytes of big-endian length, and that many bytes of payload. One
 descriptor carries them both ways, and one live interpreter may answer many RUN frames:
 
-    host -> guest   RUN (a program), RETURN (answer to CALL), INTERRUPT, CLOSE
-    guest -> host   READY, then per RUN any of DISPLAY, VALUE, ERROR, DROPPED, then END
+    host -> guest   any GIVEN, then RUN (a program), RETURN (answer to CALL), INTERRUPT, CLOSE
+    guest -> host   READY, then per RUN any of DISPLAY, BUFFER, VALUE, ERROR, DROPPED, then END
                     (OUTPUT, CALL, RETURN and INTERRUPT are reserved)
 
-Payloads are JSON in UTF-8. The guest may write anything at all: `Decoder` checks a length before it
-buffers the payload, and `loads` refuses whatever `dumps` would not have written, before it builds
-anything large.
+Payloads are JSON in UTF-8, except those of GIVEN and BUFFER: these are raw bytes that the next RUN
+or VALUE refers to by number. The guest may write anything at all: `Decoder` checks a length before
+it makes room for the payload, and `loads` refuses whatever `dumps` would not have written, before
+it builds anything large.
 """
 
 from __future__ import annotations
 
+import io
 import os
 
 TYPE_CHECKING = False  # as `typing` has it; importing that costs the guest half a start
@@ -31,6 +33,7 @@ RUN = 0x01
 RETURN = 0x02
 INTERRUPT = 0x03
 CLOSE = 0x04
+GIVEN = 0x05
 READY = 0x81
 VALUE = 0x82
 ERROR = 0x83
@@ -39,16 +42,18 @@ OUTPUT = 0x85
 CALL = 0x86
 END = 0x87
 DROPPED = 0x88
+BUFFER = 0x89
 
-FROM_HOST = frozenset((RUN, RETURN, INTERRUPT, CLOSE))
-FROM_GUEST = frozenset((READY, VALUE, ERROR, DISPLAY, OUTPUT, CALL, END, DROPPED))
+FROM_HOST = frozenset((RUN, RETURN, INTERRUPT, CLOSE, GIVEN))
+FROM_GUEST = frozenset((READY, VALUE, ERROR, DISPLAY, OUTPUT, CALL, END, DROPPED, BUFFER))
 
 HEADER = 5
 # What each value, key and item in a budget counts for besides its own bytes: a list of empty lists
 # costs about sixty bytes of memory for every three on the wire.
 NODE = 64
-# The largest budget that a value may have, because one frame carries it.
-MAX_VALUE = 64 << 20
+# The largest budget that a value may have: one frame must be able to carry it.
+MAX_VALUE = 1 << 30
+DEFAULT_VALUE = 64 << 20
 
 
 def room(budget: int) -> int:
@@ -69,6 +74,8 @@ MAX_DEPTH = 256
 # Longer than any integer that `values` writes as digits; conversion takes quadratic time.
 MAX_DIGITS = 400
 
+# A frame from this size on is received into memory of its own, made once for the whole of it.
+_LARGE = 1 << 16
 _WINDOW = 1 << 20
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _CONTINUATIONS = bytes(range(0x80, 0xC0))
@@ -109,23 +116,52 @@ class Decoder:
 
     `feed` raises ProtocolError on an unknown kind or a length over `max_frame`, as soon as the
     header is there, and again on every later call: a stream that lost its framing never regains it.
+    What is missing of a large frame may be read right into `wanted`; `filled` says how much was.
     """
 
     def __init__(self, kinds: frozenset[int] = FROM_GUEST, max_frame: int = MAX_FRAME) -> None:
         self._kinds = kinds
         self._max_frame = max_frame
         self._buffer = bytearray()
+        self._large: io.BytesIO | None = None
+        self._kind = 0  # of the large one
+        self._rest = memoryview(b"")  # of its room
         self._problem = ""
 
     @property
     def pending(self) -> int:
         """How many bytes of an unfinished frame are held."""
-        return len(self._buffer)
+        if self._large is None:
+            return len(self._buffer)
+        return HEADER + len(self._large.getbuffer()) - len(self._rest)
 
-    def feed(self, data: bytes) -> list[Frame]:
+    @property
+    def wanted(self) -> memoryview | None:
+        """Where to read the rest of a large frame; None while there is none."""
+        return self._rest if self._large is not None else None
+
+    def filled(self, size: int) -> list[Frame]:
+        """So much has been read into `wanted`: the frame, if it is whole."""
+        if self._problem or self._large is None:
+            raise ProtocolError(self._problem or "no frame is on its way")
+        before, self._rest = self._rest, self._rest[size:]
+        before.release()
+        if self._rest:
+            return []
+        self._rest.release()
+        # While nothing else refers to its memory, this is that memory and no copy of it.
+        frame, self._large = Frame(self._kind, self._large.getvalue()), None
+        return [frame]
+
+    def feed(self, data: bytes | memoryview) -> list[Frame]:
         if self._problem:
             raise ProtocolError(self._problem)
         frames: list[Frame] = []
+        if self._large is not None:
+            size = min(len(data), len(self._rest))
+            self._rest[:size] = data[:size]
+            frames += self.filled(size)
+            data = data[size:]
         self._buffer += data
         start = 0
         with memoryview(self._buffer) as view:
@@ -133,10 +169,18 @@ class Decoder:
                 kind = view[start]
                 size = int.from_bytes(view[start + 1 : start + HEADER], "big")
                 self._problem = self._judge(kind, size)
-                end = start + HEADER + size
-                if self._problem or end > len(view):
+                begin, end = start + HEADER, start + HEADER + size
+                if self._problem:
                     break
-                frames.append(Frame(kind, bytes(view[start + HEADER : end])))
+                if end > len(view):
+                    if size >= _LARGE:
+                        self._make_room(kind, size)
+                        here = len(view) - begin
+                        self._rest[:here] = view[begin:]
+                        self.filled(here)
+                        start = len(view)
+                    break
+                frames.append(Frame(kind, bytes(view[begin:end])))
                 start = end
         if self._problem:
             self._buffer.clear()
@@ -144,12 +188,27 @@ class Decoder:
         del self._buffer[:start]
         return frames
 
+    def _make_room(self, kind: int, size: int) -> None:
+        # The kernel gives this memory page by page as it is written to: a frame that never comes
+        # takes none.
+        self._kind, self._large = kind, io.BytesIO(bytes(size))
+        self._rest = self._large.getbuffer()
+
     def _judge(self, kind: int, size: int) -> str:
         if kind not in self._kinds:
             return f"unknown frame kind 0x{kind:02x}"
         if size > self._max_frame:
             return f"a frame of {size} bytes is over the cap of {self._max_frame}"
         return ""
+
+
+def encode_all(kind: int, payload: bytes, buffers: list[Any]) -> list[Any]:
+    """The pieces of a RUN or VALUE frame and of those with its buffers; none of them is copied."""
+    of_buffers = GIVEN if kind in FROM_HOST else BUFFER
+    pieces: list[Any] = []
+    for buffer in buffers:
+        pieces += (bytes((of_buffers,)) + len(buffer).to_bytes(4, "big"), buffer)
+    return [*pieces, encode(kind, payload)]
 
 
 class _ScannerSettings:

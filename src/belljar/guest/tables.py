@@ -1,9 +1,11 @@
 """Numpy arrays and pandas tables as wire values: raw numbers and Arrow streams, checked on arrival.
 
-An `ndarray` is `{dtype, shape, data}` with little-endian base64, or `{dtype, shape, items}` for
-text, bytes and objects. A `dataframe` or `series` is `{rows, columns, names, index, index_names,
-dtypes}` with the index levels first and then the columns, as `arrow` (one Arrow IPC stream in
-base64) or, without pyarrow or for columns that Arrow cannot hold, as `arrays` (of ndarrays).
+An `ndarray` is `{dtype, shape, data}` with little-endian binary data (see `values`), or `{dtype,
+shape, items}` for text, bytes and objects. A `dataframe` or `series` is `{rows, columns, names,
+index, index_names, dtypes}` with the index levels first and then the columns. Large columns of
+numbers are `arrays` (of ndarrays, null for any other column), which the host can use where they
+arrive; the other columns are `arrow`, one Arrow IPC stream. Without pyarrow, or for columns that
+Arrow cannot hold, all are arrays.
 
 An Arrow stream that a guest wrote may not be compressed (a few bytes could claim gigabytes), may
 not name extension types (their readers are code of the host's), and has to validate in full. What
@@ -21,9 +23,7 @@ from .values import (
     Unrepresentable,
     Writer,
     expect,
-    from_base64,
     tagged,
-    to_base64,
 )
 
 TYPE_CHECKING = False
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 MAX_CELLS = 16 << 20
 _MAX_TEXT = 64 << 20
 _MAX_DIMENSIONS = 32
+# Bytes from which on a column is a buffer of its own: a small one costs more than it saves.
+_LARGE_COLUMN = 1 << 16
 # What the objects of numpy, pandas and pyarrow take besides their data.
 _ARRAY, _TABLE, _COLUMN = 192, 4096, 2048
 _NUMBERS = frozenset(
@@ -105,8 +107,12 @@ def _write_array(writer: Writer, obj: Any, depth: int) -> Any:
     code = obj.dtype.newbyteorder("<").str
     wire = {"dtype": code, "shape": list(obj.shape)}
     if code in _NUMBERS or code in _TIMES:
-        writer.spend(obj.nbytes)  # before copying: a broadcast array is larger than its memory
-        wire["data"] = to_base64(obj.astype(code, copy=False).tobytes())
+        plain = obj.dtype.str == code and obj.flags.c_contiguous
+        if not plain:
+            writer.spend(obj.nbytes)  # before copying: a broadcast array is larger than its memory
+            writer.keep(-obj.nbytes)  # that is counted below
+            obj = obj.astype(code, order="C")
+        wire["data"] = writer.binary(memoryview(obj.reshape(-1).view("|u1")))
     elif obj.dtype.kind in "USO" and obj.size <= MAX_CELLS:
         wire["dtype"] = obj.dtype.kind
         wire["items"] = writer.items(obj.ravel().tolist(), depth)
@@ -135,23 +141,24 @@ def _read_array(reader: Reader, wire: dict[str, Any], depth: int) -> Any:
         if len(items) != count:
             raise ValueError("items do not fill the shape")
         return _read_objects(reader, numpy, code, items).reshape(shape)
-    data = _binary(reader, wire, "data")
     if code not in _NUMBERS and code not in _TIMES:
         raise ValueError("unknown dtype")
+    data = _binary(reader, wire, "data")
     if len(data) != count * numpy.dtype(code).itemsize:
         raise ValueError("data do not fill the shape")
     if not count:
         return numpy.empty(shape, code)
     if code == "|b1":  # any byte but 0 and 1 would make a broken boolean
         return (numpy.frombuffer(data, "|u1") != 0).reshape(shape)
-    return numpy.frombuffer(data, code).reshape(shape).copy()
+    array = numpy.frombuffer(data, code).reshape(shape)
+    return array if array.flags.writeable else array.copy()
 
 
-def _binary(reader: Reader, wire: dict[str, Any], name: str) -> bytes:
-    """The bytes of a field, which is taken out: its text would take memory until the end."""
-    text = expect(str, wire.pop(name))
-    reader.spend(len(text) * 3 // 4)
-    return from_base64(text)
+def _binary(reader: Reader, wire: dict[str, Any], name: str) -> Any:
+    """The binary data of a field: a writable view of its buffer, or bytes. The field is taken out,
+    because its text would take memory until the end."""
+    data = wire.pop(name)
+    return reader.binary(data) if type(data) is str else reader.buffer(data).getbuffer()
 
 
 def _read_objects(reader: Reader, numpy: Any, code: str, items: list[Any]) -> Any:
@@ -191,12 +198,16 @@ def _write_frame(writer: Writer, pandas: Any, frame: Any, depth: int) -> dict[st
         "index_names": writer.items(list(index.names) if levels else [], depth),
         "dtypes": [str(column.dtype) for column in columns],
     }
-    stream = _to_arrow(columns)
+    raw = [_is_raw(writer, column) for column in columns]
+    others = [column for place, column in enumerate(columns) if not raw[place]]
+    stream = _to_arrow(others)
     if stream is not None:
-        wire["arrow"] = writer.binary(stream)
-    else:
+        wire["arrow"] = writer.binary(stream, copied=True)
+    if stream is None or any(raw):
         wire["arrays"] = [
-            writer.write(column.astype(object).to_numpy(), depth + 1)
+            None
+            if stream is not None and not raw[place]
+            else writer.write(column.astype(object).to_numpy(), depth + 1)
             if wire["dtypes"][place] in _NULLABLE or not hasattr(column.dtype, "newbyteorder")
             else writer.write(column.to_numpy(), depth + 1)
             for place, column in enumerate(columns)
@@ -204,7 +215,16 @@ def _write_frame(writer: Writer, pandas: Any, frame: Any, depth: int) -> dict[st
     return wire
 
 
-def _to_arrow(columns: list[Any]) -> bytes | None:
+def _is_raw(writer: Writer, column: Any) -> bool:
+    """Whether a column is large and its memory can be sent as it is."""
+    if writer.buffers is None or not hasattr(column.dtype, "newbyteorder"):
+        return False
+    code = column.dtype.str
+    large = len(column) * column.dtype.itemsize >= _LARGE_COLUMN
+    return large and (code in _NUMBERS or code in _TIMES)
+
+
+def _to_arrow(columns: list[Any]) -> memoryview | None:
     """The columns as one stream, or None where there are none or Arrow cannot hold them."""
     arrow = sys.modules.get("pyarrow")  # pandas loads it if it is there
     if arrow is None or not columns:
@@ -219,7 +239,7 @@ def _to_arrow(columns: list[Any]) -> bytes | None:
     sink = arrow.BufferOutputStream()
     with arrow.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)
-    return bytes(sink.getvalue())
+    return memoryview(sink.getvalue()).cast("B")
 
 
 def _plain(types: Any, kind: Any) -> bool:
@@ -238,8 +258,8 @@ def _plain(types: Any, kind: Any) -> bool:
 def _read_frame(reader: Reader, wire: dict[str, Any], tag: str, depth: int) -> Any:
     import pandas
 
-    content = "arrow" if "arrow" in wire else "arrays"
-    if wire.keys() != {*_FIELDS, content}:
+    found = wire.keys() - set(_FIELDS)
+    if len(wire) != len(_FIELDS) + len(found) or not found or found - {"arrow", "arrays"}:
         raise ValueError("a table has other fields")
     rows, levels = expect(int, wire["rows"]), expect(int, wire["index"])
     labels, names = reader.items(wire["columns"], depth), reader.items(wire["names"], depth)
@@ -250,11 +270,15 @@ def _read_frame(reader: Reader, wire: dict[str, Any], tag: str, depth: int) -> A
     if rows * max(1, len(dtypes)) > MAX_CELLS:
         raise ValueError("a table of too many cells")
     reader.spend(_TABLE + _COLUMN * len(dtypes) + 16 * rows * levels)
-    if content == "arrow":
-        columns = _from_arrow(reader, _binary(reader, wire, "arrow"), dtypes, rows)
-    else:
-        arrays = reader.items(wire.pop("arrays"), depth)
-        columns = [pandas.Series(array) for array in arrays]
+    columns = _from_arrays(reader, expect(list, wire.pop("arrays", [None] * len(dtypes))), depth)
+    others = [place for place, column in enumerate(columns) if column is None]
+    if "arrow" in found:
+        data = _binary(reader, wire, "arrow")
+        rest = _from_arrow(reader, data, [dtypes[place] for place in others], rows)
+        for number, place in enumerate(others):
+            columns[place] = rest[number]
+    elif others:
+        raise ValueError("columns of a table are missing")
     if len(columns) != len(dtypes) or any(len(column) != rows for column in columns):
         raise ValueError("a table's columns do not fit")
     index = _index(pandas, columns[:levels], index_names) if levels else pandas.RangeIndex(rows)
@@ -265,7 +289,7 @@ def _read_frame(reader: Reader, wire: dict[str, Any], tag: str, depth: int) -> A
         (column,), (label,) = columns, labels
         column.name = label
         return column
-    frame = pandas.DataFrame(dict(enumerate(columns)), index=index)
+    frame = pandas.DataFrame(dict(enumerate(columns)), index=index, copy=False)
     if len(names) > 1:
         frame.columns = pandas.MultiIndex.from_tuples(labels, names=names)
     else:
@@ -279,7 +303,21 @@ def _index(pandas: Any, columns: list[Any], names: list[Any]) -> Any:
     return pandas.MultiIndex.from_arrays(columns, names=names)
 
 
-def _from_arrow(reader: Reader, data: bytes, dtypes: list[Any], rows: int) -> list[Any]:
+def _from_arrays(reader: Reader, arrays: list[Any], depth: int) -> list[Any]:
+    """The columns that are arrays; None in the places of the others."""
+    import numpy
+    import pandas
+
+    columns: list[Any] = []
+    for wire in arrays:
+        array = None if wire is None else reader.read(wire, depth + 1)
+        if array is not None and (type(array) is not numpy.ndarray or array.ndim != 1):
+            raise ValueError("a column is an array")
+        columns.append(None if array is None else pandas.Series(array, copy=False))
+    return columns
+
+
+def _from_arrow(reader: Reader, data: Any, dtypes: list[Any], rows: int) -> list[Any]:
     import pandas
     import pyarrow
 
@@ -329,10 +367,12 @@ def _to_series(pandas: Any, column: Any, dtype: Any) -> Any:
         return pandas.Series(pandas.api.types.pandas_dtype(dtype).__from_arrow__(column))
     series = column.to_pandas(integer_object_nulls=dtype == "object")
     series.name = None  # in place, as below: `rename` and `set_axis` copy
-    return series.astype(object) if dtype == "object" and series.dtype != object else series
+    if dtype == "object" and series.dtype != object:
+        return series.astype(object)
+    return series.copy()  # or a program could not write to what Arrow has in its own memory
 
 
-def _check_stream(pyarrow: Any, data: bytes) -> int:
+def _check_stream(pyarrow: Any, data: Any) -> int:
     """Refuse compression and extension types before anything of the stream is interpreted.
 
     Gives the number of messages.

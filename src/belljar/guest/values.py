@@ -12,6 +12,11 @@ is `{"$": tag, "v": ...}`:
     range       [start, stop, step]             timedelta   [days, seconds, microseconds]
     date, time, datetime    ISO 8601            decimal, uuid   text
     fraction    [numerator, denominator]        ndarray, dataframe, series   see `tables`
+    floats, ints    a long list of nothing else, as eight bytes each in a buffer
+
+Where the two sides can exchange raw buffers, large binary data (BINARY) is the number of a buffer
+instead of base64. Every buffer is used exactly once, because otherwise two arrays could share one
+memory.
 
 Subclasses (named tuples, enums of text or numbers, counters) cross as the type they extend, read
 through that type's own methods, so nothing that they override runs. Numpy scalars cross as Python
@@ -45,6 +50,10 @@ _PIECE = 3 << 16  # a multiple of three, as base64 wants it
 _TEXT_HEAD = sys.getsizeof("")
 # What an empty set takes besides its node.
 _SET = 192
+# Smaller data takes less time as base64 than as a buffer.
+BINARY = 2048
+# A list of numbers from this length on crosses as a buffer.
+_LONG = 256
 
 
 class Unrepresentable(ValueError):
@@ -64,14 +73,16 @@ def encode(
     max_bytes: int = MAX_BYTES,
     max_nodes: int = MAX_NODES,
     budget: int = sys.maxsize,
+    buffers: list[Any] | None = None,
 ) -> Any:
     """`obj` as JSON values; Unrepresentable if it holds anything that cannot be.
 
     `max_bytes` bounds what is copied, `budget` what the host would have to keep: decoded bytes and
-    NODE for each value.
+    NODE for each value. Large binary data is appended to `buffers`, if there is such a list: as
+    views of `obj`'s own memory where that can be.
     """
     try:
-        return Writer(max_bytes, max_nodes, budget).write(obj, 0)
+        return Writer(max_bytes, max_nodes, budget, buffers).write(obj, 0)
     except Unrepresentable:
         raise
     except Exception as problem:
@@ -79,15 +90,17 @@ def encode(
         raise Unrepresentable(f"reading it failed: {type(problem).__name__}") from None
 
 
-def decode(wire: object, budget: int = sys.maxsize) -> Any:
+def decode(wire: object, budget: int = sys.maxsize, buffers: list[Any] | None = None) -> Any:
     """The value that `encode` wrote; ValueError for anything that it would not have written.
 
     TooLarge if it takes more than `budget`, in decoded bytes and NODE for each value. `wire` is
     used up: its lists and dicts become those of the value, so that both need not fit into memory.
+    `buffers` are those of one or several values, each a BytesIO, or has its two methods; arrays
+    keep theirs.
     """
     try:
-        return Reader(budget).read(wire, 0)
-    except (TypeError, ArithmeticError, LookupError, AttributeError) as problem:
+        return Reader(budget, buffers).read(wire, 0)
+    except (TypeError, ArithmeticError, LookupError, AttributeError, BufferError) as problem:
         raise ValueError(f"malformed value: {type(problem).__name__}") from None
 
 
@@ -95,7 +108,7 @@ def tagged(tag: str, wire: object) -> dict[str, Any]:
     return {"$": tag, "v": wire}
 
 
-def to_base64(data: bytes) -> str:
+def to_base64(data: bytes | bytearray | memoryview) -> str:
     import binascii  # not `base64`, which imports regular expressions
 
     return binascii.b2a_base64(data, newline=False).decode("ascii")
@@ -127,10 +140,17 @@ def text_size(text: str) -> int:
 class Writer:
     """One encoding with its budgets, which `tables` shares."""
 
-    def __init__(self, max_bytes: int, max_nodes: int, budget: int = sys.maxsize) -> None:
+    def __init__(
+        self,
+        max_bytes: int,
+        max_nodes: int,
+        budget: int = sys.maxsize,
+        buffers: list[Any] | None = None,
+    ) -> None:
         self._bytes = max_bytes
         self._nodes = max_nodes
         self._budget = budget
+        self.buffers = buffers
 
     def write(self, obj: Any, depth: int) -> Any:
         self._nodes -= 1
@@ -150,16 +170,49 @@ class Writer:
         return self._other(obj, kind, depth)
 
     def spend(self, size: int) -> None:
-        self._budget -= size
-        if self._budget < 0:
-            raise TooLarge("it is too large")
+        self.keep(size)
         self._bytes -= size
         if self._bytes < 0:
             raise TooLarge("it is too large to be copied", "memory")
 
-    def binary(self, data: bytes) -> str:
-        self.spend(len(data))
-        return to_base64(data)
+    def keep(self, size: int) -> None:
+        """Count what the host keeps and nothing here copies."""
+        self._budget -= size
+        if self._budget < 0:
+            raise TooLarge("it is too large")
+
+    def binary(self, data: bytes | bytearray | memoryview, *, copied: bool = False) -> Any:
+        """`data`, of single bytes, as base64 or as the number of a buffer. `copied` says that it is
+        the only reference to a copy, so that its size counts as one."""
+        if self.buffers is None or len(data) < BINARY:
+            self.spend(len(data))
+            return to_base64(data)
+        if copied:
+            self.spend(len(data))
+        else:
+            self.keep(len(data))
+        self.buffers.append(data)
+        return len(self.buffers) - 1
+
+    def array(self, obj: list[Any], depth: int) -> Any:
+        """A list; a long one of floats alone, or of small integers, takes no text."""
+        if self.buffers is not None and list.__len__(obj) >= _LONG:
+            if depth >= MAX_DEPTH:
+                raise Unrepresentable("it is nested too deeply")
+            kinds = set(map(type, list.__iter__(obj)))
+            for kind, tag, code in ((float, "floats", "d"), (int, "ints", "q")):
+                packed = _packed(obj, code) if kinds == {kind} else None
+                if packed is not None:
+                    self._nodes -= len(packed)
+                    self._bytes -= 8 * len(packed)
+                    self.keep(NODE * len(packed))
+                    if self._nodes < 0:
+                        raise TooLarge("it holds too many values")
+                    if self._bytes < 0:
+                        raise TooLarge("it is too large to be copied", "memory")
+                    self.buffers.append(memoryview(packed).cast("B"))
+                    return tagged(tag, len(self.buffers) - 1)
+        return self.items(list.__iter__(obj), depth)
 
     def items(self, items: Iterable[object], depth: int) -> list[Any]:
         if depth >= MAX_DEPTH:
@@ -219,6 +272,19 @@ class Writer:
         raise Unrepresentable(f"{kind.__module__}.{kind.__qualname__} cannot cross the boundary")
 
 
+def _packed(obj: list[Any], code: str) -> Any:
+    """The numbers of a list as an array, little-endian; None if they do not fit in eight bytes."""
+    from array import array
+
+    try:
+        packed = array(code, list.__iter__(obj))
+    except OverflowError:
+        return None
+    if sys.byteorder != "little":
+        packed.byteswap()
+    return packed
+
+
 def _loaded(module: str, name: str) -> Any:
     return getattr(sys.modules.get(module), name, None)
 
@@ -234,12 +300,15 @@ _WRITERS: dict[type, Callable[[Writer, Any, int], Any]] = {
     str: Writer.text,
     int: Writer.integer,
     float: Writer.real,
-    list: lambda w, obj, depth: w.items(list.__iter__(obj), depth),
+    list: Writer.array,
     dict: Writer.mapping,
     tuple: lambda w, obj, depth: tagged("tuple", w.items(tuple.__iter__(obj), depth)),
-    bytes: lambda w, obj, depth: tagged("bytes", w.binary(bytes.__getitem__(obj, slice(None)))),
+    bytes: lambda w, obj, depth: tagged(
+        "bytes", w.binary(bytes.__getitem__(obj, slice(None)), copied=type(obj) is not bytes)
+    ),
+    # Copied, because while it is being sent the program could not change its size.
     bytearray: lambda w, obj, depth: tagged(
-        "bytearray", w.binary(bytes(bytearray.__getitem__(obj, slice(None))))
+        "bytearray", w.binary(bytearray.__getitem__(obj, slice(None)), copied=True)
     ),
     set: lambda w, obj, depth: tagged("set", w.items(set.__iter__(obj), depth)),
     frozenset: lambda w, obj, depth: tagged("frozenset", w.items(frozenset.__iter__(obj), depth)),
@@ -274,8 +343,9 @@ _LAZY_WRITERS: tuple[tuple[str, str, str, Callable[[Writer, Any, Any], Any]], ..
 class Reader:
     """One decoding with its budget, which `tables` shares."""
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, buffers: list[Any] | None = None) -> None:
         self._budget = budget
+        self._buffers = buffers if buffers is not None else []
 
     def spend(self, size: int) -> None:
         self._budget -= size
@@ -322,6 +392,36 @@ class Reader:
         self.spend(_payload(tag, inner))
         return _READERS[tag](inner, depth)
 
+    def buffer(self, number: object) -> Any:
+        """The buffer of this number, a BytesIO, which then belongs to the caller."""
+        if type(number) is not int or not 0 <= number < len(self._buffers):
+            raise ValueError("there is no such buffer")
+        found, self._buffers[number] = self._buffers[number], None
+        if found is None:
+            raise ValueError("a buffer is used twice")
+        self.spend(len(found.getbuffer()))
+        return found
+
+    def binary(self, wire: object) -> bytes:
+        """Bytes that cross as base64 or in a buffer."""
+        if type(wire) is not str:
+            data: bytes = self.buffer(wire).getvalue()
+            return data
+        self.spend(len(wire) * 3 // 4)
+        return from_base64(wire)
+
+    def numbers(self, wire: object, code: str, depth: int) -> list[Any]:
+        from array import array
+
+        check_depth(depth)
+        with self.buffer(wire).getbuffer() as data:
+            self.spend((NODE - 8) * (len(data) // 8))
+            packed = array(code)
+            packed.frombytes(data)  # ValueError unless it is whole items
+        if sys.byteorder != "little":
+            packed.byteswap()
+        return packed.tolist()
+
     def items(self, wire: Any, depth: int) -> list[Any]:
         check_depth(depth)
         items: list[Any] = expect(list, wire)
@@ -336,8 +436,6 @@ def _payload(tag: str, inner: Any) -> int:
         longest = _MAX_FRACTION_BITS // 8
         parts = (part.bit_length() // 8 if type(part) is int else longest for part in inner)
         return 2 * NODE + sum(parts)
-    if tag in ("bytes", "bytearray"):
-        return len(inner) * 3 // 4
     return len(inner) // 2 if tag == "int" else NODE + len(inner)
 
 
@@ -448,6 +546,10 @@ def _read_moment(name: str) -> Callable[[Any, int], Any]:
 
 
 _CONTAINERS: dict[str, Callable[[Reader, Any, int], Any]] = {
+    "bytes": lambda reader, wire, depth: reader.binary(wire),
+    "bytearray": lambda reader, wire, depth: bytearray(reader.binary(wire)),
+    "floats": lambda reader, wire, depth: reader.numbers(wire, "d", depth),
+    "ints": lambda reader, wire, depth: reader.numbers(wire, "q", depth),
     "tuple": lambda reader, wire, depth: tuple(reader.items(wire, depth)),
     "set": _read_set,
     "frozenset": lambda reader, wire, depth: frozenset(_read_set(reader, wire, depth)),
@@ -456,8 +558,6 @@ _CONTAINERS: dict[str, Callable[[Reader, Any, int], Any]] = {
 _READERS: dict[str, Callable[[Any, int], Any]] = {
     "float": _read_float,
     "int": _read_int,
-    "bytes": lambda wire, depth: from_base64(wire),
-    "bytearray": lambda wire, depth: bytearray(from_base64(wire)),
     "complex": _read_complex,
     "range": lambda wire, depth: range(*_read_integers(wire, 3)),
     "date": _read_moment("date"),

@@ -14,6 +14,7 @@ import __future__
 import _thread
 import builtins
 import faulthandler
+import io
 import os
 import sys
 
@@ -35,7 +36,7 @@ _FUTURES = sum(getattr(__future__, name).compiler_flag for name in __future__.al
 # Address space to give back when a program has used up all the rest.
 _BALLAST = 4 << 20
 # What the host keeps, where a request does not say. `copy` bounds what is copied to be sent.
-_BUDGET = {"value": protocol.MAX_VALUE, "copy": protocol.MAX_VALUE, "displays": 16 << 20}
+_BUDGET = {"value": protocol.DEFAULT_VALUE, "copy": protocol.DEFAULT_VALUE, "displays": 16 << 20}
 _OUT_OF_MEMORY = b'{"type":"MemoryError","message":"","traceback":"","memory":true}'
 _ANONYMOUS = "<belljar>"
 # Read through the base class: an exception's own attributes are the program's.
@@ -49,6 +50,8 @@ class Channel:
     The program may close the descriptor, put a file of its own in its place, or fork. Then there is
     nobody to tell, and `send` says so by returning False; it does not raise.
     """
+
+    raw = True  # whether it carries buffers
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self._read_fd, self._write_fd = read_fd, write_fd
@@ -77,10 +80,16 @@ class Channel:
     def receive(self) -> protocol.Frame | None:
         """The next frame from the host, or None at the end of the stream."""
         while not self._frames:
-            data = os.read(self._read_fd, 1 << 16)
-            if not data:
+            room = self._decoder.wanted
+            if room is not None and hasattr(os, "readv"):
+                size = os.readv(self._read_fd, [room])
+                self._frames = self._decoder.filled(size) if size else []
+            else:
+                data = os.read(self._read_fd, 1 << 16)
+                size = len(data)
+                self._frames = self._decoder.feed(data)
+            if not size:
                 return None
-            self._frames = self._decoder.feed(data)
         return self._frames.pop(0)
 
     def send(self, kind: int, payload: bytes = b"") -> bool:
@@ -88,15 +97,17 @@ class Channel:
             protocol.encode(kind, payload)
         )
 
-    def send_encoded(self, frame: bytes) -> bool:
-        return self.usable and self._put(frame)
+    def send_encoded(self, *pieces: Any) -> bool:
+        """Send one or several whole frames, in pieces, without those of another thread between."""
+        return self.usable and self._put(*pieces)
 
-    def _put(self, frame: bytes) -> bool:
+    def _put(self, *pieces: Any) -> bool:
         with self._lock:
             try:
-                view = memoryview(frame)
-                while view:
-                    view = view[self._write(self._write_fd, view) :]
+                for piece in pieces:
+                    view = memoryview(piece)
+                    while view:
+                        view = view[self._write(self._write_fd, view) :]
             except OSError:
                 return False
         return True
@@ -220,10 +231,10 @@ class Interpreter:
                 sys.path.append(os.path.expanduser(f"~/.local/lib/{version}/site-packages"))
         path = os.path.join(where, filename)
         self.module.__dict__.update(__file__=path, __loader__=Source(code))
-        context = request.get("context") or {}
+        context, buffers = request.get("context") or {}, request.get("buffers")
         for name, wire in context.items():
             try:
-                self.module.__dict__[name] = values.decode(wire)
+                self.module.__dict__[name] = values.decode(wire, buffers=buffers)
             except ValueError as problem:
                 raise ImportError(f"context variable {name!r}: {problem}") from None
 
@@ -242,16 +253,22 @@ class Interpreter:
         crossed = table = False
         field, reason = "memory", "there was no memory left to send it"
         try:
-            budget = self._budget["value"]
-            wire = values.encode(value, self._budget["copy"], protocol.MAX_NODES, budget)
+            budget, copy = self._budget["value"], self._budget["copy"]
+            buffers: list[Any] | None = [] if self.channel.raw else None
+            wire = values.encode(value, copy, protocol.MAX_NODES, budget, buffers)
             table = _is_table(wire)
             payload = protocol.dumps(wire)
             protocol.check_shape(payload, protocol.nodes(budget))
-            if len(payload) > protocol.room(budget):
+            if len(payload) + sum(map(len, buffers or ())) > protocol.room(budget):
                 raise values.TooLarge("its JSON is too large")
-            crossed = self.channel.send(protocol.VALUE, payload)
+            if buffers:
+                pieces = protocol.encode_all(protocol.VALUE, payload, buffers)
+                crossed = self.channel.send_encoded(*pieces)
+            else:
+                crossed = self.channel.send(protocol.VALUE, payload)
         except MemoryError:
-            wire = payload = None
+            wire = buffers = None
+            payload = b""
         except values.TooLarge as problem:
             field, reason = problem.field, str(problem)
         except protocol.TooMuch as problem:
@@ -379,8 +396,6 @@ async def _execute_async(
 
 def _lines(code: str) -> list[str]:
     """The lines as the compiler counts them: form feeds and the like do not end one."""
-    import io
-
     if not code.endswith("\n"):
         code += "\n"  # or Python 3.11 and 3.12 put the carets below its last line one column off
     return list(io.StringIO(code, newline=None))
@@ -501,10 +516,15 @@ def serve(interpreter: Interpreter, request: dict[str, Any]) -> None:
 def _requested(channel: Channel) -> dict[str, Any] | None:
     ready = {"protocol": 1, "python": sys.version.split()[0]}
     channel.send(protocol.READY, protocol.dumps(ready))
+    buffers: list[Any] = []
     frame = channel.receive()
+    while frame is not None and frame.kind == protocol.GIVEN:
+        buffers.append(io.BytesIO(frame.payload))
+        frame = channel.receive()
     if frame is None or frame.kind != protocol.RUN:
         return None
     request: dict[str, Any] = protocol.loads(frame.payload, max_nodes=sys.maxsize)
+    request["buffers"] = buffers
     return request
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import io
 import marshal
 import os
 import resource
@@ -257,7 +258,8 @@ def _start_message(run: dict[str, Any], env: dict[str, str]) -> bytes:
     program: bytes = run["code"].encode()
     files = [(run["filename"], len(program), 0)]
     start = {"argv": [], "run": run, "frames": True, "later": False, "env": env, "files": files}
-    start["cores"], start["cwd"] = (), ""
+    start["cores"] = start["buffers"] = ()
+    start["cwd"] = ""
     head = marshal.dumps(start)
     return len(head).to_bytes(4, "big") + head + program
 
@@ -337,6 +339,8 @@ def receive_start() -> dict[str, Any]:
                 piece = piece[os.write(fd, piece) :]
         os.utime(fd, ns=(mtime, mtime))
         os.close(fd)
+    if start.get("run"):
+        start["run"]["buffers"] = [_receive_buffer(size) for size in start["buffers"]]
     return start
 
 
@@ -349,6 +353,19 @@ def go_to_start(start: dict[str, Any]) -> None:
     except OSError as error:
         os.write(2, f"belljar: workdir {start['cwd']!r}: {error.strerror}\n".encode())
         os._exit(120)
+
+
+def _receive_buffer(size: int) -> io.BytesIO:
+    buffer = io.BytesIO(bytes(size))
+    with buffer.getbuffer() as room:
+        at = 0
+        while at < size:
+            with room[at:] as rest:
+                came = os.readv(FRAMES, [rest])
+            if not came:
+                raise EOFError
+            at += came
+    return buffer
 
 
 def set_environment(settled: Settled, wanted: dict[str, str]) -> None:

@@ -142,6 +142,28 @@ class Values(Backed):
         assert result.value == list(range(1_000_000))
         assert (result.truncated, dropped(result)) == (False, [])
 
+    def test_large_binary_data_goes_in_and_comes_back(self, jar: Jar) -> None:
+        size = 3_000_000
+        given = {"data": bytes(range(256)) * (size // 256), "more": bytearray(b"x" * 100_000)}
+        result = jar.run("[given['more'], given['data']]", context={"given": given}, timeout=60)
+        assert result.success, result
+        assert same(result.value, [given["more"], given["data"]])
+        assert result.warnings == () or not dropped(result)
+
+    def test_a_million_floats_come_back(self, jar: Jar) -> None:
+        result = jar.run("[i / 7 for i in range(1_000_000)]", timeout=60)
+        assert result.success, result
+        assert result.value == [i / 7 for i in range(1_000_000)]
+        assert (result.truncated, dropped(result)) == (False, [])
+
+    def test_a_value_may_be_larger_than_the_default_limit(self, jar: Jar) -> None:
+        room = None if jar.held("memory").state == "absent" else "2G"
+        code = "b'x' * 70_000_000"
+        result = jar.run(code, value="128M", memory=room, timeout=60)
+        assert result.success, result
+        assert result.value == b"x" * 70_000_000
+        assert dropped(jar.run(code, memory=room, timeout=60))  # the control arm
+
     @pytest.mark.parametrize(
         ("code", "name"),
         [
@@ -194,4 +216,12 @@ class Values(Backed):
         expected = frame.assign(m=frame.n * 2)
         pandas.testing.assert_frame_equal(result.value, expected, check_dtype=False)
         assert str(result.value.dtypes["m"]) == "int64"
+        large = pandas.DataFrame({"n": range(50_000), "x": 0.5, "t": ["a", "b"] * 25_000})
+        change = "df.loc[3, ['n', 'x', 't']] = [-1, 2.5, 'c']\ndf"
+        result = jar.run(change, context={"df": large}, memory=room, timeout=60)
+        assert result.success, result
+        assert [*result.value.loc[3]] == [-1, 2.5, "c"]
+        assert [*large.loc[3]] == [3, 0.5, "b"]  # the program has its own
+        assert result.value.drop(index=3).equals(large.drop(index=3))
+        result.value.loc[4, "n"] = -2
         json.dumps(result.to_dict(), allow_nan=False)

@@ -1,0 +1,301 @@
+"""Data into a run and back, beside three other ways: time by size, on each backend.
+
+    python benchmarks/data.py [--backends jail,subprocess] [--rounds N] [--write DIRECTORY]
+
+The others are Arrow in one process (pandas -> IPC stream -> pandas), pickle through pipes to a
+plain subprocess that already has pandas, and a Jupyter kernel where `ipykernel` and
+`jupyter_client` are installed. Everything is warm and interleaved, one measurement of each per
+round. Read the ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import importlib.util
+import json
+import pickle
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import belljar
+
+ROWS = 1_000_000
+VALUE = "128M"
+_PEER = r"""
+import pickle, sys
+import pandas
+stream_in, stream_out = sys.stdin.buffer, sys.stdout.buffer
+while True:
+    size = int.from_bytes(stream_in.read(8), "big")
+    if not size:
+        break
+    names, code = pickle.loads(stream_in.read(size))
+    data = pickle.dumps(eval(code, names), protocol=5)
+    stream_out.write(len(data).to_bytes(8, "big"))
+    stream_out.write(data)
+    stream_out.flush()
+"""
+
+
+class Case:
+    """One crossing: variables, and the expression whose value comes back."""
+
+    def __init__(self, name: str, given: dict[str, Any], code: str, size: int) -> None:
+        self.name, self.given, self.code, self.size = name, given, code, size
+
+
+def cases(scale: int) -> list[Case]:
+    import numpy
+    import pandas
+
+    rows = ROWS // scale
+    frame = pandas.DataFrame(
+        {"n": numpy.arange(rows), "x": numpy.random.default_rng(1).random(rows)}
+    )
+    size = 16 * rows
+    return [
+        Case("nothing", {}, "None", 0),
+        Case("frame in", {"df": frame}, "len(df)", size),
+        Case("frame in and back", {"df": frame}, "df", 2 * size),
+        Case("10 MB of bytes back", {}, f"b'x' * {10_000_000 // scale}", 10_000_000 // scale),
+        Case("100 MB of bytes back", {}, f"b'x' * {100_000_000 // scale}", 100_000_000 // scale),
+        Case("list of floats back", {}, f"[i / 7 for i in range({rows})]", 8 * rows),
+        Case("array of floats back", {}, f"__import__('numpy').arange({rows}) / 7", 8 * rows),
+    ]
+
+
+class Sandbox:
+    """A backend of ours, warm."""
+
+    def __init__(self, backend: str) -> None:
+        self.name = backend
+        self._level = "permissive" if backend == "inprocess" else "standard"
+
+    def run(self, case: Case) -> Any:
+        result = belljar.run(
+            "import pandas\n" + case.code if "df" in case.given else case.code,
+            backend=self.name, level=self._level, context=case.given, memory="4G", timeout=120,
+            value=VALUE,
+        )  # fmt: skip
+        if not result.success or (case.size and result.value is None):
+            raise RuntimeError(f"{result.status}: {result.error or result.warnings}")
+        return result.value
+
+    def close(self) -> None:
+        return None
+
+
+class Arrow:
+    """The same data through an Arrow stream, in this very process."""
+
+    name = "Arrow, one process"
+
+    def run(self, case: Case) -> Any:
+        import pyarrow
+
+        for times, name in enumerate(("df", "df") if case.code == "df" else ("df",)):
+            if name not in case.given:
+                raise RuntimeError("no table")
+            table = pyarrow.Table.from_pandas(case.given[name])
+            sink = pyarrow.BufferOutputStream()
+            with pyarrow.ipc.new_stream(sink, table.schema) as stream:
+                stream.write_table(table)
+            value = pyarrow.ipc.open_stream(sink.getvalue()).read_all().to_pandas()
+            if not times and case.code != "df":
+                return len(value)
+            return value
+        return None
+
+    def close(self) -> None:
+        return None
+
+
+class Pickle:
+    """A plain subprocess that unpickles what it is given: no wall at all."""
+
+    name = "pickle, pipes"
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _PEER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+
+    def run(self, case: Case) -> Any:
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        data = pickle.dumps((case.given, case.code), protocol=5)
+        process.stdin.write(len(data).to_bytes(8, "big"))
+        process.stdin.write(data)
+        process.stdin.flush()
+        size = int.from_bytes(process.stdout.read(8), "big")
+        return pickle.loads(process.stdout.read(size))  # noqa: S301 - our own
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+
+
+class Kernel:
+    """A Jupyter kernel, which has no way for data but its messages: pickle as base64 in both."""
+
+    name = "Jupyter kernel"
+
+    def __init__(self) -> None:
+        from jupyter_client.manager import start_new_kernel
+
+        self._manager, self._client = start_new_kernel()
+        self._client.execute_interactive("import base64, pickle, pandas", timeout=60)
+
+    def run(self, case: Case) -> Any:
+        names = base64.b64encode(pickle.dumps(case.given, protocol=5)).decode()
+        found: list[str] = []
+
+        def heard(message: dict[str, Any]) -> None:
+            if message["msg_type"] == "execute_result":
+                found.append(message["content"]["data"]["text/plain"])
+
+        self._client.execute_interactive(
+            f"globals().update(pickle.loads(base64.b64decode({names!r})))\n"
+            f"base64.b64encode(pickle.dumps({case.code}, protocol=5)).decode()",
+            timeout=120, output_hook=heard,
+        )  # fmt: skip
+        return pickle.loads(base64.b64decode(found[0].strip("'")))  # noqa: S301 - our own
+
+    def close(self) -> None:
+        self._client.stop_channels()
+        self._manager.shutdown_kernel(now=True)
+
+
+@contextmanager
+def ways(backends: list[str]) -> Iterator[list[Any]]:
+    with ExitStack() as cleanup:
+        made: list[Any] = []
+        factories: list[Callable[[], Any]] = [lambda name=each: Sandbox(name) for each in backends]
+        factories += [Arrow, Pickle]
+        if all(map(importlib.util.find_spec, ("ipykernel", "jupyter_client"))):
+            factories.append(Kernel)
+        for factory in factories:
+            made.append(factory())
+            cleanup.callback(made[-1].close)
+        yield made
+
+
+def measure(
+    backends: list[str], rounds: int, scale: int = 1, wanted: str = ""
+) -> dict[str, dict[str, list[float]]]:
+    """Seconds by case and way, interleaved; a way that cannot do a case has no entry."""
+    found: dict[str, dict[str, list[float]]] = {}
+    with ways(backends) as made:
+        for case in cases(scale):
+            if wanted and wanted not in case.name:
+                continue
+            times = found[case.name] = {way.name: [] for way in made}
+            for number in range(rounds + 2):  # the first two warm everything up
+                for way in made:
+                    if way.name not in times:
+                        continue
+                    began = time.perf_counter()
+                    try:
+                        value = way.run(case)
+                    except Exception as problem:  # noqa: BLE001 - any library's
+                        print(f"{way.name}, {case.name}: {problem}"[:300], file=sys.stderr)
+                        del times[way.name]
+                        continue
+                    del value
+                    if number >= 2:
+                        times[way.name].append(time.perf_counter() - began)
+    return found
+
+
+def peak_growth(backend: str, size: int) -> float | None:
+    """By how many times the value the host's peak memory grows for `size` bytes of one value."""
+    code = (
+        "import belljar\n"
+        "from functools import partial\n"
+        f"run = partial(belljar.run, backend={backend!r}, memory='4G', value='{VALUE}')\n"
+        # Not what `getrusage` says, which begins with the peak of the process that forked this one.
+        "import re\n"
+        "status = lambda: open('/proc/self/status').read()\n"
+        "peak = lambda: int(re.search(r'VmHWM:\\s+(\\d+)', status())[1]) << 10\n"
+        "run('b\"x\" * 1000')\n"
+        "before = peak()\n"
+        f"value = run('b\"x\" * {size}').value\n"
+        f"assert len(value) == {size}\n"
+        f"print((peak() - before) / {size})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    return float(done.stdout) if done.returncode == 0 else None
+
+
+def table(found: dict[str, dict[str, list[float]]]) -> str:
+    lines = []
+    for case, times in found.items():
+        lines += [
+            f"## {case}",
+            "",
+            "| | median ms | min ms | to the first way |",
+            "|---|---|---|---|",
+        ]
+        least = 0.0
+        for name, seconds in times.items():
+            least = least or statistics.median(seconds)
+            lines.append(
+                f"| {name} | {statistics.median(seconds) * 1000:.1f} | {min(seconds) * 1000:.1f} "
+                f"| {statistics.median(seconds) / least:.2f} |"
+            )
+        lines.append("")
+    return "\n".join(lines)
+
+
+def plot(found: dict[str, dict[str, list[float]]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, places = pyplot.subplots(len(found), 1, figsize=(8, 2 * len(found)), squeeze=False)
+    for (case, times), place in zip(found.items(), places[:, 0], strict=True):
+        place.barh(list(times), [statistics.median(each) * 1000 for each in times.values()])
+        place.set_xscale("log")
+        place.set_title(f"{case}, median ms")
+        place.invert_yaxis()
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--backends", default="jail", help="comma-separated; the first is compared")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--scale", type=int, default=1, help="a divisor of all sizes")
+    parser.add_argument("--case", default="", help="only cases with this in their name")
+    parser.add_argument("--write", type=Path, help="write data.md, data.json and data.png there")
+    args = parser.parse_args()
+    backends = args.backends.split(",")
+    found = measure(backends, args.rounds, args.scale, args.case)
+    text = f"Linux {platform.release()}, Python {platform.python_version()}\n\n{table(found)}"
+    for backend in backends:
+        grown = peak_growth(backend, 100_000_000 // args.scale)
+        times = "unknown: the run failed" if grown is None else f"{grown:.2f}x"
+        text += f"\n- `{backend}`, 100 MB of bytes: the host's peak memory grows by {times}"
+    print(text)
+    if args.write is not None:
+        args.write.mkdir(parents=True, exist_ok=True)
+        (args.write / "data.md").write_text(f"# Data benchmark\n\n{text}\n")
+        (args.write / "data.json").write_text(json.dumps(found, indent=1) + "\n")
+        if importlib.util.find_spec("matplotlib") is not None:
+            plot(found, args.write / "data.png")
+
+
+if __name__ == "__main__":
+    main()
