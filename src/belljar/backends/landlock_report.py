@@ -37,7 +37,7 @@ def enforcement(
     )
     report["network"] = process_plan._network(policy, active)
     report["filesystem"] = _filesystem(policy, request, facts, active)
-    report["mounts"] = _mounts(policy, request, active)
+    report["mounts"] = process_plan._mounts(policy, request, active)
     report |= besides_limits(
         policy, request, active, "no sockets, no memory files, no changed affinity"
     )
@@ -151,14 +151,6 @@ def _filesystem(
     if "seccomp" in active:
         return enforced(f"{landlock}, and seccomp for modes, owners, times and attributes{also}")
     return best_effort(f"{landlock}, which does not hold modes, owners and times{also}")
-
-
-def _mounts(policy: Policy, request: Request, active: frozenset[str]) -> Enforcement:
-    held = process_plan._mounts(policy, request, active)
-    writable = any(m.mode == "rw" and m.protect and os.path.isdir(m.src) for m in request.mounts)
-    if writable and held.state == "enforced":
-        return best_effort(f"{held.by}; a project's metadata in a writable one is not protected")
-    return held
 
 
 def shortcomings(facts: HostFacts, user: tuple[int, int] | None) -> Iterator[str]:

@@ -10,7 +10,7 @@ import math
 import os
 import resource
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from .. import language_host, languages
@@ -21,7 +21,7 @@ from ..linux import seccomp
 from ..policy import Policy
 from ..records import record
 from ..types import Enforcement, Request
-from . import guest_env
+from . import guest_env, protect
 from .base import absent, best_effort, enforced, kept_by_host
 from .layered import besides_limits, data_limit, grouped_memory
 
@@ -55,7 +55,8 @@ _SHM = 64 << 20
 class Spec:
     """What the supervisor is told, apart from the paths that exist only during the run.
 
-    Where a control group counts, the program is on `visible` processors, and may leave them.
+    In the sources of `guarded` the project's metadata is protected. Where a control group counts,
+    the program is on `visible` processors, and may leave them.
     """
 
     argv: tuple[str, ...]
@@ -68,6 +69,7 @@ class Spec:
     read_only: tuple[str, ...]
     read_write: tuple[str, ...]
     freeze: tuple[str, ...]
+    guarded: tuple[str, ...]
     links: tuple[tuple[str, str], ...]
     hide: tuple[str, ...]
     devices: tuple[str, ...]
@@ -217,7 +219,7 @@ def _filesystem(
             return absent(f"{nested[0]!r} is read-only inside a writable path: needs namespaces")
     landlock = f"Landlock ABI {facts.landlock_abi}"
     if "read_only_mounts" in active:
-        return enforced(f"{landlock} and read-only mounts")
+        return enforced(", ".join((f"{landlock} and read-only mounts", *protect.given_up(policy))))
     if facts.landlock_abi < 3:
         return best_effort(f"{landlock}, which does not hold truncation")
     if "seccomp" in active:
@@ -247,7 +249,39 @@ def _mounts(policy: Policy, request: Request, active: frozenset[str]) -> Enforce
         nested := _nested(read_only, (*writable, *policy.filesystem.read_write))
     ):
         return absent(f"{nested[0]!r} is read-only inside a writable path: needs namespaces")
-    return enforced("a link in the work directory, held by Landlock")
+    held = "a link in the work directory, held by Landlock"
+    if not writable:
+        return enforced(held)
+    protected = _protected(policy, request)
+    if protected and "read_only_mounts" not in active:
+        return best_effort(f"{held}; a project's metadata in a writable one is not protected")
+    for source in protected:
+        if found := protect.links(source):
+            return best_effort(
+                f"{held}; {found[0]!r} in {source!r} is a link, which cannot be protected"
+            )
+    return enforced(f"{held}; {protect.promise(policy, request)}")
+
+
+def _protected(policy: Policy, request: Request) -> tuple[str, ...]:
+    """The writable directories in which a project's metadata is to be protected: real paths."""
+    mounted = (mount.src for mount in request.mounts if mount.mode == "rw")
+    real = dict.fromkeys(map(os.path.realpath, (*policy.filesystem.read_write, *mounted)))
+    if not real:
+        return ()
+    bare = protect.unprotected(policy, request)
+    return tuple(path for path in real if path not in bare and os.path.isdir(path))
+
+
+def _inside(sources: Iterable[str], how: str) -> tuple[str, ...]:
+    """What is closed ("ro") or nailed down ("rw") in these directories: no link can be either."""
+    found = (
+        os.path.join(source, name)
+        for source in sources
+        for name, what in protect.inside(source)
+        if what == how
+    )
+    return tuple(path for path in found if not os.path.islink(path))
 
 
 def _nested(read_only: tuple[str, ...], writable: tuple[str, ...]) -> tuple[str, ...]:
@@ -305,10 +339,14 @@ def spec(
         *files.read_write,
         *(mount.src for mount in request.mounts if mount.mode == "rw"),
     )
+    frozen = _nested(read_only, (*read_write, *(["/tmp"] if private_tmp else []))) if spaces else ()
     if policy.network.mode == "any":
         families: tuple[int, ...] = (_AF_INET, _AF_INET6, _AF_NETLINK)
     else:
         families = (_AF_INET, _AF_INET6) if spaces else ()
+    guarded = _protected(policy, request) if "read_only_mounts" in active else ()
+    if guarded:
+        read_only += (protocol.GUEST_DIR,)  # with what git in there is to ignore
     strict = not request.command and languages.of(request).seccomp == "strict"
     if strict and policy.network.mode == "off":
         families = ()
@@ -321,10 +359,9 @@ def spec(
         own_proc=own_proc,
         private_tmp=private_tmp,
         read_only=read_only,
-        read_write=(*read_write, *(["/dev/shm"] if spaces else [])),
-        freeze=(
-            _nested(read_only, (*read_write, *(["/tmp"] if private_tmp else []))) if spaces else ()
-        ),
+        read_write=(*read_write, *_inside(guarded, "rw"), *(["/dev/shm"] if spaces else [])),
+        freeze=(*frozen, *_inside(guarded, "ro")),
+        guarded=guarded,
         links=tuple((m.dst, m.src) for m in request.mounts if not os.path.isabs(m.dst)),
         hide=(*HIDDEN, *(() if shows_sys else ("/sys",)), *files.hidden) if spaces else (),
         devices=DEVICES,

@@ -48,6 +48,7 @@ from . import (
     outcome,
     proc_files,
     process_plan,
+    protect,
     run_directory,
     supervised,
     working_directory,
@@ -125,9 +126,12 @@ class SubprocessBackend(HostLayered):
         files = dict(request.files)
         if spec.file and request.code is not None:
             files[spec.file] = request.code.encode("utf-8", "surrogatepass")
+        left: list[str] = []
         with ExitStack() as cleanup:
             own = cores.take(spec.visible, self.facts.cpus)
             cleanup.callback(cores.release, own)
+            if spec.guarded:
+                left = cleanup.enter_context(protect.placeholders(spec.guarded))
             try:
                 root = cleanup.enter_context(run_directory.made())
                 work = run_directory.fill(root, files, spec.links, self.user)
@@ -163,7 +167,7 @@ class SubprocessBackend(HostLayered):
             "settle": settled - ended.ended,
             "clean": time.monotonic() - settled,
         }
-        return replace(result, timings=timings)
+        return replace(result, warnings=(*result.warnings, *left), timings=timings)
 
     def close(self) -> None:
         self._closed = True
@@ -225,6 +229,7 @@ class SubprocessBackend(HostLayered):
         python = argv[0] if spec.worker else ""
         home = os.path.join(tmp, run_directory.HOME)
         env = {**guest_env.environment(home=home, tmp=tmp, python=python)}
+        env.update(protect.environment(protocol.GUEST_DIR) if spec.guarded else {})
         env.update(working_directory.environment(request, work))
         if spec.worker:
             argv += ["-c", protocol.boot_code(protocol.GUEST_DIR, frame_fd)]

@@ -84,6 +84,12 @@ class Jar:
         lacking = [name for name in asked if name in report and report[name].state == "absent"]
         assert not lacking, f"{lacking} absent, asked for, and not refused"
 
+    @property
+    def protects(self) -> bool:
+        """Whether what tools execute stays read-only in a writable mount, unless it is asked so."""
+        layers = getattr(self.backend, "layers", ())
+        return self.backend.isolation.at_least(Isolation.JAIL) or "read_only_mounts" in layers
+
     def needs_own_process(self) -> None:
         if self.backend.isolation is Isolation.NONE:
             pytest.skip("rung none: the program shares the host's process")

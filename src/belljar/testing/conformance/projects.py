@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 
-from ...policy import Isolation
 from ...types import Mount, Result
 from .harness import Backed, Jar
 
@@ -126,7 +125,7 @@ class Projects(Backed):
         result = jar.run(f"{_TRIED}    {steps}\n", context=context, **asked)
         assert result.success, result
         git(project, "status", check=False)
-        held = protect and jar.backend.isolation.at_least(Isolation.JAIL)
+        held = protect and jar.protects
         assert marker.exists() == (not held), result
 
     def test_what_git_needs_stays_and_other_new_names_are_removed_and_reported(
@@ -150,7 +149,7 @@ class Projects(Backed):
         assert names >= {"FETCH_HEAD", "MERGE_MSG", "COMMIT_EDITMSG"}
         assert (project / ".git/refs/heads/new").exists()
         assert (project / "file").exists()
-        if jar.backend.isolation.at_least(Isolation.JAIL):
+        if jar.protects:
             assert names.isdisjoint({"rebase-merge", "gitdir", "remotes", "commondir"})
             for name in ("rebase-merge", "gitdir", "remotes"):
                 assert any(f".git/{name}'" in warning for warning in result.warnings), name

@@ -106,13 +106,13 @@ class Reach(Backed):
             """
         result = jar.run(code, **asked)
         everything = [".git/hooks/pre-commit", ".mcp.json", "result.txt"]
-        if protect and jar.backend.isolation.at_least(Isolation.JAIL):
+        if protect and jar.protects:
             assert result.value == ["result.txt"], result
             assert list(hooks.iterdir()) == []
         else:
             assert result.value == everything, result
             assert (open_dir / ".mcp.json").read_text() == "by the guest"
-        if not protect and jar.backend.isolation.at_least(Isolation.JAIL):
+        if not protect and jar.protects:
             assert "not protected, as asked" in result.enforcement[field].by
 
     def test_no_program_leaves_a_set_id_file_in_a_writable_mount(
