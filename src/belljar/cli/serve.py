@@ -104,6 +104,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     bounds.add_argument(
         "--max-body", default=standard.max_body, metavar="SIZE", help="size of a request (32M)"
     )
+    bounds.add_argument(
+        "--body-time", default=standard.body_time, metavar="TIME", help="for a body to come (30s)"
+    )
+    bounds.add_argument(
+        "--header-time", default=standard.header_time, metavar="TIME", help="for headers (10s)"
+    )
+    bounds.add_argument(
+        "--connections", type=int, default=standard.connections, metavar="N", help="(1000)"
+    )
+    bounds.add_argument(
+        "--keep-alive", default=standard.keep_alive, metavar="TIME", help="of silent streams (10s)"
+    )
     bounds.add_argument("-q", "--quiet", action="store_true", help="no line for each request")
     add_common(parser)
 
@@ -156,7 +168,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _options(args: argparse.Namespace) -> Options:
-    for name in ("concurrency", "queue"):
+    for name in ("concurrency", "queue", "connections"):
         if not 1 <= getattr(args, name) <= 10_000:
             raise UsageError(f"--{name} is a number of 1 to 10000")
     return Options(
@@ -168,6 +180,10 @@ def _options(args: argparse.Namespace) -> Options:
         concurrency=args.concurrency,
         queue=args.queue,
         queue_time=seconds("queue-time", args.queue_time),
+        connections=args.connections,
+        body_time=seconds("body-time", args.body_time),
+        header_time=seconds("header-time", args.header_time),
+        keep_alive=seconds("keep-alive", args.keep_alive),
         max_body=size("max-body", args.max_body),
         access_log=not args.quiet,
     )

@@ -151,9 +151,12 @@ def _read(path: str) -> tuple[Token, ...]:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except OSError as error:
         raise ConfigError(path, f"cannot be read: {error.strerror}") from None
-    with open(descriptor, "rb") as file:
+    try:
         _refuse_untrusted(path, os.fstat(descriptor))
-        raw = file.read(_MOST_BYTES + 1)
+        with open(descriptor, "rb", closefd=False) as file:
+            raw = file.read(_MOST_BYTES + 1)
+    finally:
+        os.close(descriptor)
     try:
         if len(raw) > _MOST_BYTES:
             raise ValueError

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ...errors import BelljarError
+from ...errors import BelljarError, ConfigError
 from ..auth import Token, Tokens
 from .options import Options
 from .problems import HttpError, failure
@@ -121,7 +121,13 @@ class Guard:
         if len(given) != 1:
             return None
         scheme, _, token = given[0].partition(" ")
-        return self._tokens.check(token.strip()) if scheme.lower() == "bearer" else None
+        if scheme.lower() != "bearer":
+            return None
+        try:
+            return self._tokens.check(token.strip())
+        except ConfigError as error:
+            logger.error("the file of tokens cannot be used: %s", error)
+            raise _internal() from None  # its path is not for a caller without a token
 
 
 def _all(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> list[str]:

@@ -29,7 +29,6 @@ from .admission import Admission
 from .options import Options
 from .problems import HttpError, encoded, failure, problem, status_of
 
-KEEP_ALIVE_SECONDS = 10.0
 _GRACE_SECONDS = 60.0  # beyond the longest run, for a backend to start and end one
 _PARSED_AT_ONCE = 1 << 16  # larger bodies are read on a thread: they would hold up all others
 _BODIES = 8  # so many of the largest size may be held at the same time
@@ -40,7 +39,7 @@ class Runs:
     """The runs of one server. Of one event loop; `stop` may be called on it at any time."""
 
     def __init__(self, engine: Engine, options: Options) -> None:
-        self._engine, self._options = engine, options
+        self._engine, self.options = engine, options
         self._rights: Rights = options.rights
         self._pool = Pool(options.concurrency)
         self._works: set[asyncio.Task[bytes]] = set()
@@ -77,15 +76,15 @@ class Runs:
                 fix="send `Content-Type: application/json`, without Content-Encoding",
             )
         try:
-            async with asyncio.timeout(self._options.body_time):
+            async with asyncio.timeout(self.options.body_time):
                 while True:
                     message = await request.receive()
                     if message["type"] == "http.disconnect":
                         return False
                     piece = message.get("body", b"")
-                    if len(body) + len(piece) > self._options.max_body:
-                        raise too_large(self._options.max_body)
-                    if self._held + len(piece) > _BODIES * self._options.max_body:
+                    if len(body) + len(piece) > self.options.max_body:
+                        raise too_large(self.options.max_body)
+                    if self._held + len(piece) > _BODIES * self.options.max_body:
                         raise HttpError(
                             503,
                             "overloaded",
@@ -101,7 +100,7 @@ class Runs:
             raise HttpError(
                 408,
                 "body_too_slow",
-                f"the body did not come within {self._options.body_time:g} s",
+                f"the body did not come within {self.options.body_time:g} s",
                 retryable=True,
                 headers={"Connection": "close"},
             ) from None
@@ -202,7 +201,7 @@ class _Stream(Response):
     def __init__(self, runs: Runs, job: wire.Job) -> None:
         self.background, self.body = None, b""
         self.status_code = 200
-        self._runs, self._job = runs, job
+        self._runs, self._job, self._keep_alive = runs, job, runs.options.keep_alive
         self._decoders = {
             stream: codecs.getincrementaldecoder("utf-8")("replace")
             for stream in ("stdout", "stderr")
@@ -247,7 +246,7 @@ class _Stream(Response):
         """Everything that is there: a comment if nothing came for a while."""
         pieces: list[Event | None] = []
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(KEEP_ALIVE_SECONDS):
+            async with asyncio.timeout(self._keep_alive):
                 pieces.append(await events.get())
         while not events.empty():
             pieces.append(events.get_nowait())
