@@ -402,8 +402,10 @@ def test_a_found_pipe_or_directory_is_refused_without_waiting(host: Host) -> Non
         "[defaults.filesystem]\nprotect = false",
         "[defaults.filesystem]\nprivate_tmp = false",
         "[ceiling]\ntimeout = 3600",
-        "store_code = 'never'",
+        "store_code = 'on_error'",
         "store_code = 'always'",
+        "artifacts = '/tmp'",
+        "data_directory = '/home'",
     ],
 )
 def test_a_found_file_cannot_loosen_the_sandbox_but_a_named_one_can(host: Host, text: str) -> None:
@@ -472,9 +474,12 @@ LOOSEST: dict[str, Any] = {
     "sandbox.allow_direct": True,
     "block_dangerous_imports": False,
     "store_code": "always",
+    "artifacts": "/tmp/artifacts",
+    "data_directory": "/srv",
     "language_file": "l.toml",
     "user": "0:0",
     "docker_host": "tcp://elsewhere:2375",
+    "firejail_profile": "f.profile",
 }
 
 

@@ -474,6 +474,7 @@ def test_a_backend_that_breaks_is_an_exception_and_not_a_result() -> None:
         code="backend_failed",
         message="the daemon went away",
         retryable=True,
+        request=started.request,
     )
 
 

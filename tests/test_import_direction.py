@@ -75,7 +75,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "exit_codes": CORE,
     "engine": (
         *CORE, "backends", "collect", "config", "events", "explanation", "languages", "lint",
-        "log", "retrying", "selection", "trusted_imports",
+        "log", "retrying", "stores", "selection", "trusted_imports",
     ),
     "async_runs": (*CORE, "backends", "trusted_imports"),
     "api": (
@@ -104,7 +104,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "presentation", "servers.auth", "servers.remote", "stores",
     ),
     # Sinks of an engine.
-    "stores": (*CORE, "events"),
+    "stores": (*CORE, "config_keys", "events", "log"),
     # The edges may use everything; nothing above uses them.
     "compat": ("*",),
     "cli": ("*",),

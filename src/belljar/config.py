@@ -65,10 +65,13 @@ class Settings:
     sandbox_allow_direct: bool = False
     block_dangerous_imports: bool = False
     prefer: Prefer = "speed"
-    store_code: StoreCode = "on_error"
+    store_code: StoreCode = "never"
+    artifacts: str = "artifacts/executions"
+    data_directory: str | None = None
     language_file: str | None = None
     user: str | None = None
     docker_host: str | None = None
+    firejail_profile: str | None = None
     found: Mapping[str, Any] = field(default_factory=dict)
     found_backend: str | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -87,7 +90,10 @@ class Settings:
         flat["fallback.enabled"] = self.fallback_enabled
         flat["sandbox.enabled"] = self.sandbox_enabled
         flat["sandbox.allow_direct"] = self.sandbox_allow_direct
-        for name in ("block_dangerous_imports", "prefer", "store_code", "language_file", "user"):
+        for name in (
+            "block_dangerous_imports", "prefer", "store_code", "artifacts", "data_directory",
+            "language_file", "user", "firejail_profile",
+        ):  # fmt: skip
             flat[name] = getattr(self, name)
         flat["docker_host"] = self.docker_host
         return flat
@@ -209,9 +215,10 @@ def _refuse_foreign(path: str, status: os.stat_result) -> None:
 
 def _file_layer(path: str, table: Mapping[str, Any]) -> _Layer:
     layer = _table_layer(table, f"file {path}")
-    if "language_file" in layer:  # relative to the file that names it, not to wherever we stand
-        value, source = layer["language_file"]
-        layer["language_file"] = _Value(os.path.join(os.path.dirname(path), value), source)
+    for key in ("language_file", "firejail_profile"):
+        if key in layer:  # relative to the file that names it, not to wherever we stand
+            value, source = layer[key]
+            layer[key] = _Value(os.path.join(os.path.dirname(path), value), source)
     return layer
 
 

@@ -156,9 +156,12 @@ KEYS: Mapping[str, Callable[[str, object], Any]] = {
     "block_dangerous_imports": _bool,
     "prefer": _one_of(*get_args(Prefer)),
     "store_code": _one_of(*get_args(StoreCode)),
+    "artifacts": _text,
+    "data_directory": policy_fields.absolute,
     "language_file": _text,
     "user": _user,
     "docker_host": _docker_host,
+    "firejail_profile": _text,
 }
 
 
@@ -312,9 +315,12 @@ FOUND: Mapping[str, Found] = {
     "block_dangerous_imports": Found("`true`", lambda value, holds: bool(holds) and not value),
     "prefer": Found("`isolation`", lambda value, holds: value != "isolation" and value != holds),
     "store_code": Found(
-        "only a trusted source may set it", lambda value, holds: value != (holds or "on_error")
+        "only a trusted source may set it", lambda value, holds: value != (holds or "never")
     ),
+    "artifacts": Found("only a trusted source may set it", _never),
+    "data_directory": Found("only a trusted source may set it", _never),
     "language_file": Found("only a trusted source may set it", _never),
     "user": Found("only a trusted source may set it", _never),
     "docker_host": Found("only a trusted source may set it", _never),
+    "firejail_profile": Found("only a trusted source may set it", _never),
 }

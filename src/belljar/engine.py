@@ -55,6 +55,10 @@ class Engine:
     ) -> None:
         self.settings = settings if settings is not None else load()
         self.sinks = FanOut(sinks)
+        if self.settings.store_code != "never":
+            from .stores.artifacts import Artifacts
+
+            self.sinks.add(Artifacts(self.settings.artifacts, self.settings.store_code))
         self._given = dict(backends) if backends is not None else None
         self._loaded: dict[str, Backend] = {}
         self._lock = threading.Lock()
@@ -75,7 +79,10 @@ class Engine:
         with self._lock:
             if name not in self._loaded:
                 self._loaded[name] = registry.load(
-                    name, user=self.settings.user, docker_host=self.settings.docker_host
+                    name,
+                    user=self.settings.user,
+                    docker_host=self.settings.docker_host,
+                    firejail_profile=self.settings.firejail_profile,
                 )
             return self._loaded[name]
 
@@ -96,7 +103,7 @@ class Engine:
         refused = _lint(request, resolved.policy)
         if refused is not None:
             refused = replace(refused, warnings=resolved.warnings)
-            return self._tell(explained(refused, resolved.policy, request), emit)
+            return self._tell(explained(refused, resolved.policy, request), request, emit)
         chosen = self._selection.select(request, resolved.policy, backend, start=True)
         if chosen.fallback is not None:
             log.warning(chosen.plan.warnings[-1])
@@ -138,7 +145,7 @@ class Engine:
             warnings=tuple(dict.fromkeys((*told, *selection.once(chosen.lacking)))),
             timings={**timings, **result.timings},
         )
-        return self._tell(explained(result, chosen.plan.policy, request), emit)
+        return self._tell(explained(result, chosen.plan.policy, request), request, emit)
 
     def _run(
         self, chosen: Chosen, forward: Emit, cancel: Cancel, emit: Emit | None
@@ -292,6 +299,7 @@ class Engine:
             defaults=settings.defaults,
             language=request.resolved,
             found=settings.found,
+            data_directory=settings.data_directory,
         )
         if settings.block_dangerous_imports and "modules" not in resolved.policy.explicit:
             modules = resolved.policy.modules
@@ -306,8 +314,8 @@ class Engine:
         if emit is not None:
             emit(event)
 
-    def _tell(self, result: Result, emit: Emit | None) -> Result:
-        self._emit(RunFinished(result=result), emit)
+    def _tell(self, result: Result, request: Request, emit: Emit | None) -> Result:
+        self._emit(RunFinished(result=result, request=request), emit)
         return result
 
 
@@ -328,7 +336,12 @@ def _failure(request: Request, backend: str, error: BaseException) -> RunFailed:
     else:
         code, message, retryable = "aborted", f"{type(error).__name__}: {error}", False
     return RunFailed(
-        id=request.id, backend=backend, code=code, message=message, retryable=retryable
+        id=request.id,
+        backend=backend,
+        code=code,
+        message=message,
+        retryable=retryable,
+        request=request,
     )
 
 

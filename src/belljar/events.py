@@ -38,9 +38,10 @@ class Displayed:
 
 @record
 class RunFinished:
-    """The run is over and nothing of it is left."""
+    """The run is over and nothing of it is left; or the import lint refused it before it began."""
 
     result: Result
+    request: Request | None = None
 
 
 @record
@@ -56,6 +57,7 @@ class RunFailed:
     code: str
     message: str
     retryable: bool = False
+    request: Request | None = None
 
 
 Event = RunStarted | Output | Displayed | RunFinished | RunFailed

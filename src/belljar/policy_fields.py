@@ -84,7 +84,7 @@ def parse_filesystem(given: object) -> Filesystem:
     _known("filesystem", given, names(Filesystem))
     paths = {
         name: tuple(
-            _absolute(f"filesystem.{name}", path)
+            absolute(f"filesystem.{name}", path)
             for path in _listed(f"filesystem.{name}", given.get(name, ()))
         )
         for name in ("read_only", "read_write", "hidden")
@@ -111,7 +111,7 @@ def _listed(where: str, given: object) -> tuple[Any, ...]:
     return tuple(given)
 
 
-def _absolute(where: str, path: object) -> str:
+def absolute(where: str, path: object) -> str:
     text = checked_path(where, path)
     if not os.path.isabs(text):
         raise PolicyError(where, f"{text!r} is not absolute")

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .errors import PolicyError
-from .policy import Ceiling, Isolation, Policy, level_policy
+from .policy import Ceiling, Filesystem, Isolation, Policy, level_policy
 from .policy_fields import LIMITS, parse_filesystem, parse_modules, parse_network
 from .records import record, replace
 from .types import Language, Mount
@@ -38,9 +38,11 @@ def resolve(
     defaults: Mapping[str, Any] | None = None,
     language: Language | None = None,
     found: Mapping[str, Any] | None = None,
+    data_directory: str | None = None,
 ) -> Resolved:
     """Level, then `defaults`, then the language's, then the request's `wishes`, under `ceiling`.
 
+    `data_directory` is what the level `permissive` may read, unless something later says otherwise.
     `found` are policy keys of a belljar.toml that was merely found: they only make stricter what
     holds before the wishes.
 
@@ -51,6 +53,8 @@ def resolve(
     """
     ceiling = ceiling or Ceiling()
     policy = level_policy(level)
+    if data_directory is not None and policy.level == "permissive":
+        policy = replace(policy, filesystem=Filesystem(read_only=(data_directory,)))
     if defaults:
         policy = _apply(policy, defaults, explicit=False)
     asked = {k: wish for k, wish in wishes.items() if wish is not None or k not in POLICY_KEYS}

@@ -213,8 +213,8 @@ def test_without_an_engine_an_equal_backend_takes_over_with_a_logged_warning(
     assert answer["status"] == "success", answer
     assert answer["stdout"].startswith("/app 42")
     assert answer.result is not None and answer.result.isolation == "jail"
-    assert any("'docker' is not available" in text for text in answer.warnings)
-    assert any("'docker' is not available" in record.getMessage() for record in caplog.records)
+    assert any("'docker' could not be used" in text for text in answer.warnings)
+    assert any("'docker' could not be used" in record.getMessage() for record in caplog.records)
 
 
 def test_without_an_engine_and_without_an_equal_the_constructor_names_the_fix(
@@ -331,8 +331,8 @@ def test_without_an_engine_libraries_are_used_in_the_jail_with_a_warning(
     answer = sandbox.execute_code("import numpy; print(numpy.arange(4).sum())", str(project))
     sandbox.close()
     assert (answer["status"], answer["stdout"], answer["backend"]) == ("success", "6\n", "jail")
-    assert any("'docker' is not available" in text for text in answer.warnings)
-    assert any("'docker' is not available" in record.getMessage() for record in caplog.records)
+    assert any("'docker' could not be used" in text for text in answer.warnings)
+    assert any("'docker' could not be used" in record.getMessage() for record in caplog.records)
 
 
 def test_health_is_a_real_run(

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import os
 import re
+from typing import TYPE_CHECKING
 
 from ..guest import protocol
 from ..policy import Policy
@@ -34,6 +35,9 @@ from .base import absent, best_effort, enforced
 from .launched import LaunchedBackend
 from .launched_plan import LINUX_DIR, Ends, Places, Sandbox, Spec
 from .tools import Tool
+
+if TYPE_CHECKING:
+    from ..linux.probe import HostFacts
 
 _LEAST = (0, 9, 66)  # the first that can whitelist below any top directory
 _ODD = re.compile(r"""[\\&!?"'<>%^(){};,*\[\]\s]""")  # it refuses these in a path, or expands them
@@ -73,8 +77,23 @@ class FirejailBackend(LaunchedBackend):
     def trial(self, tool: Tool) -> tuple[str, ...]:
         return (tool.path, "--quiet", "--noprofile", "--net=none")
 
+    def __init__(
+        self,
+        *,
+        disable: frozenset[str] = frozenset(),
+        facts: HostFacts | None = None,
+        firejail_profile: str | None = None,
+    ) -> None:
+        """`firejail_profile` is a file with more rules, which may only make a sandbox stricter."""
+        super().__init__(disable=disable, facts=facts)
+        self._more_rules = ""
+        if firejail_profile is not None:
+            from .firejail_profile import load
+
+            self._more_rules = load(firejail_profile)
+
     def data(self, sandbox: Sandbox) -> tuple[bytes, ...]:
-        return (os.fsencode(profile(sandbox)),)
+        return (os.fsencode(profile(sandbox) + self._more_rules),)
 
     def arguments(self, tool: Tool, sandbox: Sandbox, ends: Ends) -> tuple[str, ...]:
         return arguments(tool.path, sandbox, ends)
@@ -121,6 +140,8 @@ class FirejailBackend(LaunchedBackend):
                 *(["/proc thinned out"] if "proc_masks" in spec.layers else []),
                 *protect.given_up(policy),
             ]
+            if self._more_rules:
+                parts.append("the rules of firejail_profile")
             report["filesystem"] = enforced(", ".join(parts))
         else:
             report["filesystem"] = best_effort(
