@@ -95,7 +95,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     # Each server translates one protocol to the public calls.
     "servers": (),
     "servers.mcp": (
-        *CORE, "_version", "api", "capabilities", "languages", "presentation",
+        *CORE, "_version", "api", "capabilities", "languages", "presentation", "servers.auth",
+        "servers.http",
     ),
     "servers.auth": CORE,
     "servers.remote": (*CORE, "api", "config", "config_keys", "engine"),

@@ -13,16 +13,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx2
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult
 
 import belljar
 
 COMMAND = (sys.executable, "-m", "belljar", "mcp")
-# The handshake of the protocol's revisions until 2025-11-25, and the one since without any.
-ERAS = ("legacy", "auto")
 # For what must be gone soon. How soon it is is for benchmarks: this machine may be busy.
 SOON = 10.0
 
@@ -31,6 +31,10 @@ def environment(**extra: str) -> dict[str, str]:
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
     source = str(Path(belljar.__file__).parent.parent)
     return {**kept, "PYTHONPATH": source, "LANG": "C.UTF-8", **extra}
+
+
+# An `era` is "legacy", the handshake of the protocol's revisions until 2025-11-25, or "auto", which
+# finds the one since.
 
 
 class Session:
@@ -71,6 +75,47 @@ def connected(transport: Any, era: str) -> Iterator[Session]:
         client = Client(transport, mode=era)
         with portal.wrap_async_context_manager(client):
             yield Session(portal, client)
+
+
+class HttpServer:
+    """`belljar mcp --http` on a free port, with a file of tokens of its own."""
+
+    def __init__(self, directory: Path, *flags: str) -> None:
+        self.tokens = directory / "tokens.json"
+        self.process = subprocess.Popen(
+            [*COMMAND, "--http", "--port", "0", "--json", "--tokens", str(self.tokens), *flags],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            env=environment(),
+        )
+        assert self.process.stdout is not None
+        self.stdout = self.process.stdout
+        told = json.loads(self.stdout.readline())
+        self.url, self.token = told["url"], told["token"]
+        self.address = ("127.0.0.1", int(self.url.partition("1:")[2].partition("/")[0]))
+        self.bearer = {"Authorization": f"Bearer {self.token}"}
+
+    @contextmanager
+    def session(self, era: str) -> Iterator[Session]:
+        with start_blocking_portal() as portal:
+            web = httpx2.AsyncClient(headers=self.bearer, timeout=60)
+            client = Client(streamable_http_client(self.url, http_client=web), mode=era)
+            with portal.wrap_async_context_manager(web), portal.wrap_async_context_manager(client):
+                yield Session(portal, client)
+
+    def post(self, body: Any, **headers: str) -> httpx2.Response:
+        """One message of a client; a header that is empty is left out."""
+        given = {"Accept": "application/json, text/event-stream", **self.bearer, **headers}
+        given = {name: value for name, value in given.items() if value}
+        return httpx2.post(self.url, json=body, headers=given, timeout=60)
+
+    def __enter__(self) -> HttpServer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.stdout.close()
 
 
 class Raw:

@@ -8,16 +8,23 @@ from concurrent.futures import wait
 from typing import Any
 
 import pytest
-from mcp_sessions import ERAS, Session, Sleeper, stdio_session
+from mcp_sessions import HttpServer, Session, Sleeper, stdio_session
 from mcp_types import BlobResourceContents, EmbeddedResource, ImageContent, TextContent
 
 TOOLS = ["execute_code", "run_python_code", "run_command", "describe_environment"]
 
 
-@pytest.fixture(scope="module", params=[f"stdio-{era}" for era in ERAS])
-def session(request: pytest.FixtureRequest) -> Iterator[Session]:
-    _transport, _, era = request.param.partition("-")
-    with stdio_session(era=era) as connected:
+# Two revisions of the protocol; test_mcp_stdio speaks the older one on standard streams.
+@pytest.fixture(scope="module", params=["stdio-auto", "http-auto", "http-legacy"])
+def session(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Session]:
+    transport, _, era = request.param.partition("-")
+    if transport == "stdio":
+        with stdio_session(era=era) as connected:
+            yield connected
+        return
+    with HttpServer(tmp_path_factory.mktemp("tokens")) as server, server.session(era) as connected:
         yield connected
 
 

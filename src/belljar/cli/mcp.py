@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+import contextlib
+import importlib.util
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from .. import config
 from ..api import Runner
 from ..errors import ConfigError
 from ..policy_fields import LIMITS
 from ..servers import mcp
-from . import mcp_clients, request
+from . import mcp_clients, request, terminal
 from .arguments import Parser, UsageError, add_common
+from .failures import print_json
+
+if TYPE_CHECKING:
+    from ..servers.mcp.calls import Calls
+    from ..servers.mcp.tools import Server
 
 EPILOG = """\
 An MCP client starts this command itself and speaks with it on standard input and output; run by
@@ -27,7 +35,10 @@ examples:
   belljar mcp --timeout 20s --memory 1G --languages python
   belljar mcp --network any              programs may use the network
   belljar mcp --mount .:project:ro       programs see this directory, read-only
-  belljar mcp --http                     for clients that speak HTTP, on 127.0.0.1:8722"""
+  belljar mcp --http                     for clients that speak HTTP: http://127.0.0.1:8766/mcp
+
+HTTP clients send `Authorization: Bearer TOKEN`; `belljar token create` prints one. Without any
+token the server makes one and prints it, once. It listens on this machine only."""
 
 # A model reads the whole answer. An operator who sets the limit anywhere gets that.
 OUTPUT = 32 << 10
@@ -66,6 +77,10 @@ def add_arguments(parser: Parser) -> None:
     offered.add_argument(
         "--concurrency", metavar="N", type=int, help="programs that run at a time (default: 8)"
     )
+    web = parser.add_argument_group("over HTTP instead of standard input and output")
+    web.add_argument("--http", action="store_true", help="listen on 127.0.0.1")
+    web.add_argument("--port", type=int, metavar="N", help="default: 8766; 0: any free one")
+    web.add_argument("--tokens", metavar="FILE", help="the file of `belljar token --tokens`")
     added = parser.add_argument_group("adding it to a client")
     added.add_argument(
         "--install",
@@ -84,18 +99,27 @@ def run(args: argparse.Namespace) -> int:
     mcp.require_extra()
     if args.print and args.install is None:
         raise UsageError("--print shows what --install would write", fix="name a client, too")
+    if not args.http and (args.port is not None or args.tokens is not None):
+        raise UsageError("--port and --tokens are for HTTP", fix="add --http")
     if args.install is not None:
+        if args.http:
+            raise UsageError(
+                "--install is for clients that start the server themselves",
+                fix="start `belljar mcp --http`, and give the client its URL and a token",
+            )
         settings = _settings(args)  # an entry that could not start is not written
         with Runner(settings=settings, **_options(args, settings)) as runner:
             _refuse_nothing(runner, _names(args.languages))
         return mcp_clients.install(args)
-    from ..capabilities import look
-    from ..servers.mcp import stdio, tools
-    from ..servers.mcp.calls import Calls
-
     settings = _settings(args)
-    allowed = _names(args.languages)
-    with Runner(settings=settings, **_options(args, settings)) as runner:
+    with contextlib.ExitStack() as stack:
+        serve = _http(args, stack) if args.http else _stdio
+        from ..capabilities import look
+        from ..servers.mcp import tools
+        from ..servers.mcp.calls import Calls
+
+        runner = stack.enter_context(Runner(settings=settings, **_options(args, settings)))
+        allowed = _names(args.languages)
         calls = Calls(
             runner,
             max_timeout=settings.ceiling.timeout or MAX_TIMEOUT,
@@ -105,8 +129,43 @@ def run(args: argparse.Namespace) -> int:
         offered = look(runner, allowed)
         if not offered.languages:
             _refuse_nothing(runner, allowed)
-        stdio.serve(tools.build(calls, offered, log_level="WARNING"), calls)
+        serve(tools.build(calls, offered, log_level="WARNING"), calls)
     return 0
+
+
+def _stdio(server: Server, calls: Calls) -> None:
+    from ..servers.mcp import stdio
+
+    stdio.serve(server, calls)
+
+
+def _http(args: argparse.Namespace, stack: contextlib.ExitStack) -> Callable[[Server, Calls], None]:
+    """Check and bind all that can fail before a program is run."""
+    if importlib.util.find_spec("fastapi") is None or importlib.util.find_spec("httptools") is None:
+        raise UsageError(
+            "--http needs packages that are not installed", fix="pip install 'belljar[mcp,server]'"
+        )
+    from ..servers.auth import Tokens, default_path
+    from ..servers.http import listening
+    from ..servers.mcp import http
+
+    tokens = Tokens(args.tokens or default_path())
+    tokens.all()  # a file that cannot be trusted is an error now, not with the first request
+    port = http.PORT if args.port is None else args.port
+    listener = stack.enter_context(listening.listen(http.HOST, port))
+    made = tokens.create("made by belljar mcp", only_first=True)
+    url = f"http://{http.HOST}:{listener.getsockname()[1]}{http.PATH}"
+
+    def started() -> None:
+        if args.json:
+            print_json({"url": url, **({"token": made} if made else {})})
+            return
+        terminal.say(f"belljar serves MCP on {url}; Ctrl-C ends it")
+        if made:
+            terminal.say("there was no token: this one was made, and is not shown again")
+            terminal.show(f"token: {made}")
+
+    return lambda server, calls: http.serve(server, calls, tokens, listener, started)
 
 
 def _refuse_nothing(runner: Runner, allowed: tuple[str, ...] | None) -> None:

@@ -17,7 +17,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -25,7 +25,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ...errors import ConfigError
 from .options import Options
-from .runs import Runs
 
 _STALLED_SECONDS = 60.0
 _REFUSED = (
@@ -42,7 +41,17 @@ _LARGE_HEADERS = (
 )
 
 
-class Protocol(HttpToolsProtocol):
+class Work(Protocol):
+    """What a server does for its clients, as far as its end needs to know."""
+
+    def stop(self) -> None:
+        """Accept nothing more, and end what goes on."""
+
+    async def close(self) -> None:
+        """Wait until all of it is over."""
+
+
+class Connection(HttpToolsProtocol):
     """One connection. `options` is set on the subclass that `serve` makes."""
 
     options: Options
@@ -142,10 +151,16 @@ class Protocol(HttpToolsProtocol):
 class Server(uvicorn.Server):
     """Ends its runs on the first signal, and the process on the second."""
 
-    def __init__(self, config: uvicorn.Config, runs: Runs) -> None:
+    def __init__(self, config: uvicorn.Config, work: Work, started: Callable[[], None]) -> None:
         super().__init__(config)
-        self._runs = runs
+        self._started = started
+        self._work = work
         self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if not self.should_exit:
+            self._started()  # not before: until then connections are refused
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -169,7 +184,7 @@ class Server(uvicorn.Server):
             return
         self.should_exit = True
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._runs.stop)
+        self._loop.call_soon_threadsafe(self._work.stop)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -197,18 +212,20 @@ def listen(host: str, port: int) -> socket.socket:
 
 def serve(
     app: ASGIApp,
-    runs: Runs,
+    work: Work,
     options: Options,
     listener: socket.socket,
     started: Callable[[], None] = lambda: None,
+    *,
+    lifespan: Literal["on", "off"] = "off",
 ) -> None:
     """Answer requests until a signal comes; returns when every guest is gone."""
-    protocol = type("BoundProtocol", (Protocol,), {"options": options})
+    protocol = type("BoundConnection", (Connection,), {"options": options})
     config = uvicorn.Config(
         app,
         http=protocol,
         ws="none",
-        lifespan="off",
+        lifespan=lifespan,
         log_config=None,
         access_log=False,
         server_header=False,
@@ -216,12 +233,11 @@ def serve(
         headers=[("x-content-type-options", "nosniff"), ("cache-control", "no-store")],
         timeout_graceful_shutdown=5,
     )
-    server = Server(config, runs)
+    server = Server(config, work, started)
 
     async def whole() -> None:
-        asyncio.get_running_loop().call_soon(started)
         await server.serve(sockets=[listener])
-        await runs.close()
+        await work.close()
 
     factory = config.get_loop_factory()
     with asyncio.Runner(loop_factory=factory) as runner:

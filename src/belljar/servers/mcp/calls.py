@@ -22,6 +22,7 @@ from ...policy_fields import LIMITS
 from ...types import Result
 
 Report = Callable[[float, str | None], Awaitable[None]]
+SECONDS_TO_END = 10.0
 _FIRST_REPORT, _REPORT_EVERY = 0.25, 0.5
 _MAX_MESSAGE = 2000
 
@@ -30,6 +31,12 @@ class Gone(BelljarError):
     """The client closed its connection before the answer."""
 
     code = "client_gone"
+
+
+class Stopping(BelljarError):
+    """The server ends, and its calls with it."""
+
+    code = "server_stopping"
 
 
 class Calls:
@@ -48,6 +55,7 @@ class Calls:
         self.allowed = allowed
         self._outputs = outputs
         self._running: set[asyncio.Task[Result]] = set()
+        self._stopping = False
 
     async def run(
         self,
@@ -79,15 +87,21 @@ class Calls:
         finally:
             await _end(reporting)
 
-    async def end_all(self, seconds: float) -> None:
-        """Cancel what runs, and wait for its guests to be gone, for so long at most."""
-        running = tuple(self._running)
-        for task in running:
+    def stop(self) -> None:
+        """Refuse further calls, and end those that go on."""
+        self._stopping = True
+        for task in self._running:
             task.cancel()
-        if running:
-            await asyncio.wait(running, timeout=seconds)
+
+    async def end_all(self, seconds: float = SECONDS_TO_END) -> None:
+        """`stop`, and wait for the guests to be gone, for so long at most."""
+        self.stop()
+        if self._running:
+            await asyncio.wait(self._running, timeout=seconds)
 
     async def _run(self, code: str, options: dict[str, Any], gone: asyncio.Event | None) -> Result:
+        if self._stopping:
+            raise Stopping("the server is being ended")
         task = asyncio.create_task(self.runner.aexecute(code, **options))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -99,6 +113,8 @@ class Calls:
             )
             if not task.done():
                 raise Gone("the client closed its connection; the program was ended")
+            if task.cancelled():  # by `stop`: a cancelled call does not get here
+                raise Stopping("the server is being ended; the program was ended first")
             return task.result()
         finally:
             await _end(task, leaving)

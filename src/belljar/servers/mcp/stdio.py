@@ -11,7 +11,6 @@ from .calls import Calls
 from .tools import Server
 
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
-_SECONDS_TO_END = 10.0
 
 
 def serve(server: Server, calls: Calls) -> None:
@@ -35,12 +34,12 @@ async def _serve(server: Server, calls: Calls) -> None:
             except NotImplementedError:  # Windows: Ctrl-C interrupts asyncio.run itself
                 break
     await server.run_stdio_async()
-    await calls.end_all(_SECONDS_TO_END)
+    await calls.end_all()
 
 
 async def _exit(calls: Calls, number: int) -> None:
     """The SDK's thread that reads standard input cannot be interrupted: leave without it."""
-    await calls.end_all(_SECONDS_TO_END)
+    await calls.end_all()
     calls.runner.close()
     atexit._run_exitfuncs()
     os._exit(128 + number)
