@@ -123,9 +123,9 @@ def test_the_warning_names_the_error_and_the_field(number: int, field: str) -> N
     assert f"`{field}`" in warning
 
 
-def test_a_success_whose_child_was_killed_for_memory_says_so() -> None:
+def test_a_program_whose_child_was_killed_for_memory_is_oom_however_it_ends() -> None:
     found = verdict(exited(0), oom_kills=1)
-    assert found.status is Status.SUCCESS
+    assert (found.status, found.exit_code) == (Status.OOM, 0)
     assert "want of memory" in found.warnings[0]
 
 

@@ -73,7 +73,11 @@ def of_watch(
     """
     if group is not None:
         group.confirm()
-    peak = group.peak_memory() if group is not None else None
+    peak: int | None = ended.peak_memory
+    if group is not None:
+        peak = group.peak_memory()
+        if peak is None and group.oom_kills():
+            peak = plan.policy.limits.memory  # all of it: the kernel ended a process for that
     return of(
         plan,
         Ending(
@@ -88,7 +92,7 @@ def of_watch(
         watch.captured,
         wall=ended.ended - ended.started,
         cpu=ended.cpu,
-        peak_memory=peak if peak is not None else ended.peak_memory,
+        peak_memory=peak,
         survivors=ended.survivors,
         kill_seconds=ended.kill_seconds,
         found=found,

@@ -68,7 +68,10 @@ def judge(ending: Ending, report: Report) -> Verdict:
     warnings: tuple[str, ...] = ()
     if code == 0:
         if ending.oom_kills:
+            # The program may have gone on without it; where no control group counts, all of its
+            # processes are ended at the limit. The status is the same.
             warnings = ("the kernel killed a child of the program for want of memory",)
+            return Verdict(status=Status.OOM, exit_code=0, warnings=warnings)
         return Verdict(status=Status.SUCCESS, exit_code=0, warnings=warnings)
 
     status, limit = Status.ERROR, None

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import resource
+import time
 
 from .bare import socket
 from .tree import proportional_size
@@ -58,6 +59,33 @@ def of(members: list[int], room: int, socket: int, *, own_network: bool) -> int:
         proportional_size(task) + _kilobytes(status, b"VmPTE") for task, status in found.items()
     )
     return exact + _sockets_and_pipes(tasks, socket, sockets)
+
+
+class Peak:
+    """The most memory that a tree was seen to have, each shared page counted once."""
+
+    def __init__(self) -> None:
+        self.value = 0
+        self._next = 0.0
+
+    def note(self, total: int, members: list[int], files: int = 0) -> None:
+        """`total` is what `of` said of them, which may count shared pages many times, and `files`.
+
+        Those are what the tree's memory file systems hold.
+        """
+        if total <= self.value:
+            return
+        tasks = [task for pid in members for task, _ in _living(pid)]
+        if len(tasks) <= 1:
+            self.value = total
+            return
+        # To ask takes the kernel a walk over every page: seldom enough not to be the load.
+        began = time.monotonic()
+        if began >= self._next:
+            exact = files + sum(map(proportional_size, tasks))
+            self.value = max(self.value, min(total, exact))
+            ended = time.monotonic()
+            self._next = ended + max(0.1, 20 * (ended - began))
 
 
 def _living(pid: int) -> list[tuple[int, bytes]]:

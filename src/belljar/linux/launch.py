@@ -106,7 +106,8 @@ class Run:
         self.control = control
         self.spec = spec
         self.theirs = [spec["frame_fd"]] if spec["frame_fd"] >= 0 else []
-        self.peak = self.left = 0
+        self.peak = footprint.Peak()
+        self.left = 0
         self.reason = ""
         self._last_capability: int | None = None
 
@@ -157,7 +158,7 @@ class Run:
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
         seconds = max(spent, usage.ru_utime + usage.ru_stime)
         done = time.monotonic()
-        peak = max(self.peak, usage.ru_maxrss * 1024)
+        peak = max(self.peak.value, usage.ru_maxrss * 1024)
         _say(
             self.control,
             f"exit {status} {seconds:.6f} {peak} {start:.6f} {ended:.6f} "
@@ -307,9 +308,15 @@ class Run:
         if not self._socket:
             self._socket = footprint.largest_socket()
         own_network = self.spec["watch"].get("own_network", False)
-        total = footprint.of(members, limit, self._socket, own_network=own_network)
-        self.peak = max(self.peak, total)
+        files = self._files()
+        room = limit - files
+        total = files + footprint.of(members, room, self._socket, own_network=own_network)
+        self.peak.note(total, members, files)
         return total
+
+    def _files(self) -> int:
+        """Bytes of the run's own memory file systems."""
+        return 0
 
     def _kill(self) -> None:
         if self.spec["namespaces"]:

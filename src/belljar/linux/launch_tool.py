@@ -89,11 +89,8 @@ class ToolRun(launch.Run):
         tool = os.path.basename(self.spec["argv"][0]).encode()
         return said.strip() or tool + b" ended without a word"
 
-    def _memory(self, members: list[int], limit: int) -> int:
-        files = sum(used for used, _ in map(_in_use, self.scratch))
-        total = files + super()._memory(members, limit - files)
-        self.peak = max(self.peak, total)
-        return total
+    def _files(self) -> int:
+        return sum(used for used, _ in map(_in_use, self.scratch))
 
     def _disk_is_full(self, watch: dict[str, Any]) -> bool:
         found = [_in_use(fd) for fd in self.scratch]

@@ -119,6 +119,7 @@ class _Run:
         self.theirs: list[int] = []
         self.guests: list[int] = []
         self.pace: pace.Pace | None = None
+        self.peak = footprint.Peak()
 
     def end(self) -> float:
         """Nobody is left when this returns; the processor seconds of those who were."""
@@ -291,13 +292,14 @@ def _rehearse(run: _Run, shape: dict[str, Any]) -> None:
     if os.wait4(run.guest, os.WNOHANG)[0]:
         raise OSError(0, "the guest died in its set-up")
     if shape["watch"]:
-        _over(run, shape["watch"], 0)
+        _over(run, shape["watch"])
 
 
 def _watch(run: _Run, watch: dict[str, Any] | None) -> None:
     """Wait for the guest's end, see to it that nobody is left, and say so."""
-    started, reason, peak = time.monotonic(), "", 0
+    started, reason = time.monotonic(), ""
     look = started
+    run.peak = footprint.Peak()  # one jail's warming up is not its run's
     if watch and watch["cpu"]:
         run.pace = pace.Pace(watch["rate"], _members(run))
     while True:
@@ -305,7 +307,7 @@ def _watch(run: _Run, watch: dict[str, Any] | None) -> None:
             signal.sigtimedwait((signal.SIGCHLD,), watch["every"])
             # By the clock: a guest that is stopped and continued sends us signal after signal.
             if time.monotonic() >= look:
-                reason, peak = _over(run, watch, peak)
+                reason = _over(run, watch)
                 look = time.monotonic() + watch["every"]
             if reason:
                 os.kill(run.anchor, 9)
@@ -320,7 +322,7 @@ def _watch(run: _Run, watch: dict[str, Any] | None) -> None:
         # Without a control group only this count says that the limit on processes was met.
         left = len(_members(run)) if watch and not reason else 0
         seconds += run.end()
-    peak = max(peak, usage.ru_maxrss * 1024)
+    peak = max(run.peak.value, usage.ru_maxrss * 1024)
     line = _last_line(status, seconds, peak, started, ended, reason, left)
     try:
         os.write(run.run, line)
@@ -387,23 +389,22 @@ def _members(run: _Run) -> list[int]:
     return found
 
 
-def _over(run: _Run, watch: dict[str, Any], peak: int) -> tuple[str, int]:
-    """(why the run must end or nothing, the largest memory seen)."""
-    members = _members(run)
-    memory = _memory(run, members, watch) if watch["memory"] else 0
-    peak = max(peak, memory)
-    if watch["memory"] and memory > watch["memory"]:
-        return "oom", peak
+def _over(run: _Run, watch: dict[str, Any]) -> str:
+    """Why the run must end, or nothing."""
+    if watch["memory"] and _memory(run, watch) > watch["memory"]:
+        return "oom"
     if watch["cpu"] and not _keeps_pace(run, watch):
-        return "cpu", peak
-    return "", peak
+        return "cpu"
+    return ""
 
 
-def _memory(run: _Run, members: list[int], watch: dict[str, Any]) -> int:
-    files = os.fstatvfs(run.work)
+def _memory(run: _Run, watch: dict[str, Any]) -> int:
+    members, files = _members(run), os.fstatvfs(run.work)
     private = (files.f_blocks - files.f_bfree) * files.f_frsize
     room, own_network = watch["memory"] - private, watch["own_network"]
-    return private + footprint.of(members, room, watch["socket"], own_network=own_network)
+    total = private + footprint.of(members, room, watch["socket"], own_network=own_network)
+    run.peak.note(total, members, private)
+    return total
 
 
 def _keeps_pace(run: _Run, watch: dict[str, Any]) -> bool:

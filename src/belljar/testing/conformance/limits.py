@@ -43,6 +43,19 @@ SIGXFSZ = "import os, signal; signal.signal(signal.SIGXFSZ, signal.SIG_DFL); "
 GENEROUS = 30.0  # seconds by which a kill has to be over, on any machine
 
 
+CHILD_PAST_MEMORY = """
+import os, time
+if os.fork() == 0:
+    x = []
+    try:
+        while True: x.append(bytearray(b"x" * (1 << 20)))
+    except MemoryError:
+        time.sleep(10)
+    os._exit(0)
+os.wait()
+"""
+
+
 class Limits(Backed):
     @pytest.mark.parametrize("code", [BUSY, ASLEEP], ids=["busy", "asleep"])
     def test_a_program_past_its_time_is_a_timeout(self, jar: Jar, code: str) -> None:
@@ -111,6 +124,15 @@ class Limits(Backed):
         result = jar.run(f"print('started', flush=True)\n{code}", memory="128M")
         assert result.status is Status.OOM, result
         assert result.stdout == "started\n"
+
+    def test_a_child_past_the_memory_makes_the_run_oom(self, jar: Jar) -> None:
+        """Whether the kernel takes the child alone or the whole tree, and however the rest ends."""
+        jar.needs(memory="128M")
+        jar.needs_processes()
+        result = jar.run(CHILD_PAST_MEMORY, memory="128M", min_isolation="process")
+        assert result.status is Status.OOM, result
+        fits = jar.run(CHILD_PAST_MEMORY.replace("while True", "while len(x) < 10"), memory="128M")
+        assert fits.success, fits
 
     def test_displays_past_their_limit_are_dropped_and_said_so(self, jar: Jar) -> None:
         jar.needs(displays="100K")
