@@ -100,7 +100,7 @@ def belljar_command() -> list[str]:
     for path in (beside, f"{beside}.exe"):
         if os.access(path, os.X_OK):
             return [path]
-    return [sys.executable, "-m", "belljar"]
+    return [sys.executable, "-P", "-m", "belljar"]  # -P: not what lies where the client starts it
 
 
 def flags(args: argparse.Namespace) -> list[str]:

@@ -64,7 +64,9 @@ class Outcome(BaseModel):
     stdout: str
     stderr: str
     truncated: bool = Field(description="whether the middle of an output was cut out")
-    value: Any = Field(description="the last expression: JSON, else the beginning of its text")
+    value: str | int | float | bool | list[Any] | dict[str, Any] | None = Field(
+        description="the last expression: JSON, else the beginning of its text"
+    )
     error: ProgramError | None
     displays: list[list[str]] = Field(description="the MIME types of each thing shown")
     files: list[FileLeft]
