@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import unprivileged
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -633,3 +635,33 @@ def _toml(given: Any) -> str:
         return repr(each)
 
     return "\n".join(f"{name} = {value(each)}" for name, each in given.items())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="modes of directories")
+def test_a_home_that_may_not_be_entered_has_no_file_of_this_user(
+    host: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As `sudo -u` and services leave HOME: every call ended with a ConfigError."""
+    host.user("level = 'strict'")
+    closed = host.home / ".config"
+    host.home.parent.chmod(0o755)
+    for directory in (host.here, *host.here.parents):
+        if directory.stat().st_uid == os.geteuid():
+            directory.chmod(directory.stat().st_mode | 0o055)
+    closed.chmod(0o700 if os.geteuid() == 0 else 0)
+    try:
+        assert unprivileged.call(lambda: host.load().level) == "standard"
+    finally:
+        closed.chmod(0o755)
+    assert unprivileged.call(lambda: host.load().level) == "strict"
+    path = closed / "belljar" / "belljar.toml"
+    path.chmod(0o600 if os.geteuid() == 0 else 0)  # it can be reached, and not read
+
+    def refused() -> bool:
+        try:
+            host.load()
+        except ConfigError:
+            return True
+        return False
+
+    assert unprivileged.call(refused)

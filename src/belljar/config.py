@@ -120,7 +120,7 @@ def load(
     """
     environ = os.environ if environ is None else environ
     merged: _Layer = {}
-    for trusted in (OPERATOR_FILE, user_file(environ)):
+    for trusted in (OPERATOR_FILE, _own_file(environ)):
         if trusted and (table := _read(trusted)) is not None:
             _merge(merged, _file_layer(trusted, table))
 
@@ -149,6 +149,31 @@ def load(
 
 
 # Reading one source.
+
+
+def _own_file(environ: Mapping[str, str]) -> str | None:
+    """The user's file, unless it is in a home that is another user's.
+
+    `sudo -u` and services keep HOME=/root, which may not be entered: the file there is not this
+    user's. One that can be reached and not read is an error, as anywhere.
+    """
+    path = user_file(environ)
+    try:
+        if path:
+            os.stat(path)
+    except PermissionError as error:
+        import logging
+
+        logging.getLogger("belljar").warning(
+            "%s is passed over, because this user may not enter its directory (%s); set HOME or"
+            " XDG_CONFIG_HOME to this user's own",
+            path,
+            error.strerror,
+        )
+        return None
+    except (OSError, ValueError):
+        return path  # to read it says what is wrong
+    return path
 
 
 def user_file(environ: Mapping[str, str]) -> str | None:

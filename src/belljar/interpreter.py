@@ -27,9 +27,13 @@ def find(python: str | None) -> Interpreter:
     """The interpreter `python` (a path, a name on PATH, a virtualenv), or the one running this."""
     if python is None:
         found = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
+        executable = sys.executable
+        if os.pardir in executable.split(os.sep):  # the way there is not shown to a guest
+            directory, name = os.path.split(executable)
+            executable = os.path.join(os.path.realpath(directory), name)
         return Interpreter(
-            executable=sys.executable,
-            prefixes=_with_targets(sys.executable, found),
+            executable=executable,
+            prefixes=_with_targets(executable, found),
             version=sys.version_info[:3],
         )
     import subprocess  # late: for our own interpreter it is not needed
@@ -71,10 +75,12 @@ def locate(python: str) -> str:
     """The executable that `python` (a path, a name on PATH, a virtualenv) means. Starts nothing."""
     import shutil
 
-    inside = os.path.join(
-        python, *(("Scripts", "python.exe") if os.name == "nt" else ("bin", "python"))
+    inside = (
+        [os.path.join(python, "Scripts", "python.exe")]
+        if os.name == "nt"
+        else [os.path.join(python, "bin", name) for name in ("python", "python3")]
     )
-    path = inside if os.path.isfile(inside) else shutil.which(python)
+    path = next(filter(os.path.isfile, inside), None) or shutil.which(python)
     if path is None:
         raise RequestError("python", f"{python!r} is not an interpreter or a virtualenv")
     return path

@@ -6,9 +6,11 @@ what `probe` says, and the program's value or what went wrong.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
+import resource
 import struct
 import sys
 from typing import Any
@@ -21,6 +23,15 @@ from belljar.linux import namespaces, probe, seccomp, syscalls
 from belljar.types import Request
 
 _SYS_ADMIN = 21
+PROGRAM = """
+ignored = 0
+try:
+    with open('/proc/self/status') as file:
+        ignored = next(int(line.split()[1], 16) for line in file if line.startswith('SigIgn'))
+except OSError:
+    pass  # it is not shown
+f'ignored: {ignored:x}' if ignored >> 31 & 3 else 42
+"""
 
 
 def umask() -> None:
@@ -71,6 +82,23 @@ def closed_after_probing() -> None:
     seccomp.install(seccomp._assemble(rules, syscalls.MACHINE))
 
 
+def library_signals() -> None:
+    """As posix_spawn of the C library leaves those two that it keeps for itself."""
+    for number in (32, 33):
+        ignore = ctypes.c_char_p(struct.pack("QQQQ", 1, 0, 0, 0))
+        syscalls.call("rt_sigaction", ctypes.c_int(number), ignore, None, ctypes.c_size_t(8))
+
+
+def few_files() -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+
+
+def no_proc() -> None:
+    syscalls.unshare(syscalls.CLONE_NEWNS)
+    syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
+    syscalls.umount("/proc")
+
+
 def no_capabilities() -> None:
     syscalls.drop_capabilities()
     assert not any(map(capabilities, ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")))
@@ -83,11 +111,11 @@ def capabilities(which: str) -> int:
 
 def ask(name: str) -> list[Any]:
     with Engine(Settings(), backends={name: registry.load(name)}) as engine:
-        found = engine.backend(name).probe()
         try:
-            result = engine.run(Request(code="6 * 7"), backend=name)
+            found = engine.backend(name).probe()
+            result = engine.run(Request(code=PROGRAM), backend=name)
         except BelljarError as error:
-            return [found.available, error.code, error.message]
+            return [error.code != "backend_unavailable", error.code, error.message]
         return [found.available, result.value]
 
 
@@ -95,8 +123,11 @@ def main() -> None:
     globals()[sys.argv[1]]()
     answers = {name: ask(name) for name in sys.argv[2:]}
     with Engine(Settings()) as engine:
-        result = engine.run(Request(code="6 * 7"))
-        answers["auto"] = [result.backend, result.value, list(result.warnings)]
+        try:
+            result = engine.run(Request(code=PROGRAM))
+            answers["auto"] = [result.backend, result.value, list(result.warnings)]
+        except BelljarError as error:
+            answers["auto"] = [None, error.code, [str(error)]]
     print(json.dumps(answers))
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ if sys.platform != "linux":
     pytest.skip("Linux only", allow_module_level=True)
 
 from belljar.backends import registry
+from belljar.backends.jail import JailBackend
+from belljar.linux import probe
 
 HOST = Path(__file__).with_name("odd_host.py")
 BACKENDS = ("jail", "landlock", "subprocess", "bubblewrap", "firejail", "nsjail", "wasm")
@@ -41,6 +44,8 @@ def answers(peculiarity: str, backends: tuple[str, ...] = BACKENDS) -> dict[str,
     [
         "umask",
         "umask_027",
+        "library_signals",
+        "few_files",
         pytest.param("masked_proc", marks=_ROOT),
         pytest.param("no_capabilities", marks=_ROOT),
     ],
@@ -60,3 +65,34 @@ def test_auto_goes_on_to_the_next_backend_where_the_jail_cannot_be_set_up() -> N
     backend, value, warnings = told["auto"]
     assert backend in ("landlock", "subprocess") and value == 42
     assert any("'jail' could not be used: " in warning for warning in warnings), warnings
+
+
+@_ROOT
+def test_without_proc_the_refusal_names_it() -> None:
+    told = answers("no_proc", ("jail", "landlock", "subprocess"))
+    assert all("there is no /proc here" in str(said) for *_, said in told.values())
+
+
+def test_a_32_bit_interpreter_uses_no_table_of_a_64_bit_kernel() -> None:
+    code = """
+import ctypes, struct
+size = struct.calcsize
+struct.calcsize = lambda kind: 4 if kind == "P" else size(kind)
+from belljar.linux import seccomp, syscalls
+print(seccomp.supported(), "pivot_root" in syscalls.NUMBERS)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "False False\n", done.stderr
+
+
+def test_the_fix_is_for_what_is_missing() -> None:
+    facts = probe.facts()
+    without = replace(
+        facts, userns=True, proc_mount=True, seccomp=False, seccomp_problem="no table"
+    )
+    fix = JailBackend(facts=without).probe().fix or ""
+    assert "sysctl" not in fix and "CONFIG_SECCOMP_FILTER" in fix
+    covered = replace(facts, userns=True, proc_mount=False, proc_mount_problem="EPERM")
+    assert "covers parts of /proc" in (JailBackend(facts=covered).probe().fix or "")
+    closed = replace(facts, userns=False, userns_problem="EPERM")
+    assert "sysctl" in (JailBackend(facts=closed).probe().fix or "")

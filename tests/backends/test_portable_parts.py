@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import itertools
 import os
 import subprocess
 import sys
@@ -284,3 +285,29 @@ def test_job_objects_are_an_error_here_not_a_pretence() -> None:
         portable_windows._Job({"memory": 1, "processes": 1, "cpus": 1, "cores": 1})
     with pytest.raises(OSError, match="no handles"):
         portable_windows.worker_code(0, 1)
+
+
+def fake_ps(directory: Path, text: str) -> str:
+    path = directory / "ps"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "text", ["echo 1,pid=,ppid=,stat=,rss=,time=", "true", "echo '1 1 0 S 100 00:00'"]
+)
+def test_a_ps_that_does_not_list_us_is_no_empty_machine(tmp_path: Path, text: str) -> None:
+    with pytest.raises(BackendFailed, match="does not list this process"):
+        portable_posix._processes(fake_ps(tmp_path, text), environments=False)
+
+
+def test_each_column_is_asked_for_alone(tmp_path: Path) -> None:
+    """After `-o pgid=` FreeBSD's ps takes all that follows as the heading of one column."""
+    told = tmp_path / "argv"
+    ps = fake_ps(tmp_path, f'echo "$@" > {told}; exec ps "$@"')
+    assert portable_posix._processes(ps, environments=True)
+    words = told.read_text().split()
+    assert [after for word, after in itertools.pairwise(words) if word == "-o"] == [
+        "pgid=", "pid=", "ppid=", "stat=", "rss=", "time=", "args=",
+    ]  # fmt: skip

@@ -52,6 +52,17 @@ if TYPE_CHECKING:
     from ..linux.probe import HostFacts
 
 _REMEMBERED = 64
+_CONTAINER = (
+    "in a container: docker run --security-opt seccomp=unconfined "
+    "--security-opt apparmor=unconfined --security-opt systempaths=unconfined"
+)
+_FIXES = {
+    "user namespaces": "sysctl kernel.unprivileged_userns_clone=1 "
+    "kernel.apparmor_restrict_unprivileged_userns=0 "
+    f"user.max_user_namespaces=10000; {_CONTAINER}",
+    "mounting /proc in a user namespace": f"unmount what covers parts of /proc; {_CONTAINER}",
+}
+_SECCOMP_FIX = "use a kernel with CONFIG_SECCOMP_FILTER, and a 64-bit Python on x86-64 or arm64"
 # The policy as it is held, what holds it, and how.
 _Compiled = tuple[Policy, dict[str, Enforcement], Spec]
 
@@ -106,13 +117,7 @@ class JailBackend(HostLayered):
                 return Availability(
                     available=False,
                     reason=f"{what}: {problem}",
-                    fix=(
-                        "sysctl kernel.unprivileged_userns_clone=1 "
-                        "kernel.apparmor_restrict_unprivileged_userns=0 "
-                        "user.max_user_namespaces=10000; in a container: "
-                        "docker run --security-opt seccomp=unconfined "
-                        "--security-opt apparmor=unconfined --security-opt systempaths=unconfined"
-                    ),
+                    fix=_FIXES.get(what, _SECCOMP_FIX),
                 )
         if facts.bare_root:
             return Availability(

@@ -30,7 +30,7 @@ from ..records import positional_record
 from .portable_tree import Launch, Load, Reaped
 
 _SHELL = "/bin/sh"
-_COLUMNS = "pgid=,pid=,ppid=,stat=,rss=,time="
+_COLUMNS = ("pgid", "pid", "ppid", "stat", "rss", "time")
 _LOOK_SECONDS = 10.0
 _KILL_SECONDS = 5.0
 _MOST = 1 << 62  # what shells still read as a number, in bytes
@@ -140,7 +140,7 @@ class PosixTree:
 
     def _living(self, *, environments: bool) -> list[_Row]:
         """The members that are not dead, from a fresh look."""
-        rows = list(_processes(self._ps, environments=environments and self._whole_tree))
+        rows = _processes(self._ps, environments=environments and self._whole_tree)
         if self._whole_tree:
             members = self._members(rows)
         else:
@@ -208,12 +208,15 @@ def _settable(ulimits: tuple[tuple[str, int], ...]) -> Iterator[tuple[str, int]]
         yield option, min(value, most // units[option])
 
 
-def _processes(ps: str, *, environments: bool) -> Iterator[_Row]:
+def _processes(ps: str, *, environments: bool) -> list[_Row]:
     """Every process of this machine; with the environments it was started with, if asked."""
-    command = [ps, "-A", "-ww", "-o", _COLUMNS]
+    command, columns = [ps, "-A"], list(_COLUMNS)
     if environments:
-        command = [ps, "-A", "-E"] if sys.platform == "darwin" else [ps, "-A", "e"]
-        command += ["-ww", "-o", f"{_COLUMNS},args="]
+        command.append("-E" if sys.platform == "darwin" else "e")
+        columns.append("args")
+    command.append("-ww")
+    for column in columns:  # one at a time: after `=` FreeBSD's ps takes all the rest as a heading
+        command += ["-o", f"{column}="]
     try:
         done = subprocess.run(
             command,
@@ -227,20 +230,32 @@ def _processes(ps: str, *, environments: bool) -> Iterator[_Row]:
     if done.returncode != 0:
         told = done.stderr.decode("utf-8", "replace").strip()[-200:]
         raise BackendFailed(f"ps ended with {done.returncode}: {told}", retryable=True)
-    for line in done.stdout.splitlines():
-        words = line.split(None, 6)
-        if len(words) < 6:
-            continue
-        group, pid, parent, state, memory, clock = words[:6]
-        yield _Row(
-            group=int(group),
-            pid=int(pid),
-            parent=int(parent),
-            dead=state.startswith(b"Z"),
-            memory=int(memory) * 1024,
-            cpu=seconds(clock.decode("ascii", "replace")),
-            command=words[6] if len(words) > 6 else b"",
-        )
+    rows = [row for line in done.stdout.splitlines() if (row := _row(line)) is not None]
+    if not any(row.pid == os.getpid() for row in rows):
+        # An empty machine would look like a run that is over, and within all its limits.
+        told = done.stdout[:80].decode("utf-8", "replace")
+        raise BackendFailed(f"{ps} does not list this process; it printed {told!r}")
+    return rows
+
+
+def _row(line: bytes) -> _Row | None:
+    words = line.split(None, 6)
+    if len(words) < 6:
+        return None
+    try:
+        group, pid, parent = map(int, words[:3])
+        memory, clock = int(words[4]) * 1024, seconds(words[5].decode("ascii", "replace"))
+    except ValueError:
+        return None
+    return _Row(
+        group=group,
+        pid=pid,
+        parent=parent,
+        dead=words[3].startswith(b"Z"),
+        memory=memory,
+        cpu=clock,
+        command=words[6] if len(words) > 6 else b"",
+    )
 
 
 def seconds(clock: str) -> float:

@@ -283,7 +283,11 @@ class Watch:
                 self._stopped.wait()
 
     def _wait_for_end(self) -> None:
-        self._tree.wait_for_end()
+        try:
+            self._tree.wait_for_end()
+        except Exception as error:  # noqa: BLE001 - or the run would last until its timeout
+            self._failure = BackendFailed(f"the program cannot be waited for: {error}")
+            return self._say("failed")
         self._say("end")
 
     def _watch(self) -> None:

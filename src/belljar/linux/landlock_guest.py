@@ -6,7 +6,6 @@ Nothing here may import once it runs: after `restrict` the files of this package
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import os
 import resource
@@ -39,7 +38,7 @@ class Settled:
 
 def arrange_descriptors(frames: int, errors: int) -> int:
     """The guest's own are 0 to 3. 4, returned, is the pipe that says how the set-up went."""
-    kept = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for fd in (frames, errors) if fd >= 0]
+    kept = [syscalls.high(fd) for fd in (frames, errors) if fd >= 0]
     os.dup2(kept[0], FRAMES, inheritable=False)  # without frames it is that pipe, too
     os.dup2(kept[-1], _ERRORS, inheritable=False)
     syscalls.close_from(_ERRORS + 1)

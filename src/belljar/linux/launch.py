@@ -74,6 +74,7 @@ def reset_signals() -> None:
     for number in range(1, signal.NSIG):
         if number not in (signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, 32, 33):
             signal.signal(number, signal.SIG_DFL)
+    syscalls.reset_library_signals()
 
 
 def read_message(fd: int) -> bytes:

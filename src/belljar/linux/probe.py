@@ -12,6 +12,7 @@ import sys
 import threading
 from functools import cache
 
+from ..errors import BackendUnavailable
 from ..records import record
 from . import cgroup, landlock, namespaces, seccomp, syscalls
 
@@ -44,6 +45,11 @@ _ahead: list[_Attempt] = []
 
 def facts() -> HostFacts:
     """Probed once a process, whichever thread comes first; takes a few milliseconds."""
+    if not os.path.exists("/proc/self/status"):
+        raise BackendUnavailable(
+            "there is no /proc here, which every backend for Linux reads",
+            fix="mount -t proc proc /proc",
+        )
     with _probing:
         return _probed()
 

@@ -6,7 +6,6 @@ the files of this package are not in there.
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import io
 import marshal
@@ -56,7 +55,7 @@ def be_guest(
     try:
         ruleset = settled.rulesets.get(shape["tcp"], -1)
         # Out of the way of each other first, then side by side from 0 on.
-        kept = [high(fd) for fd in (*own, ready, ruleset) if fd >= 0]
+        kept = [syscalls.high(fd) for fd in (*own, ready, ruleset) if fd >= 0]
         for number, fd in enumerate(kept):
             os.dup2(fd, number, inheritable=number < FRAMES)
         ready, ruleset = FRAMES + 1, FRAMES + 2 if ruleset >= 0 else -1
@@ -140,10 +139,6 @@ def be_the_first_to_go() -> None:
     os.close(fd)
 
 
-def high(fd: int) -> int:
-    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64)
-
-
 def _lose_everything(shape: dict[str, Any], settled: Settled, ruleset: int) -> None:
     os.setsid()
     uid = shape["uid"]
@@ -179,6 +174,7 @@ def _lose_everything(shape: dict[str, Any], settled: Settled, ruleset: int) -> N
         handler = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
         signal.signal(number, handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    syscalls.reset_library_signals()
     # After the last change of ids and capabilities: each of them takes it off again.
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
     if ruleset >= 0:
@@ -270,7 +266,7 @@ def _rehearse(settled: Settled, run: Callable[[int, dict[str, Any]], None]) -> N
     Memory that a forked process touches first is copied then, page by page; now that time is
     nobody's.
     """
-    frames = high(FRAMES)
+    frames = syscalls.high(FRAMES)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     os.dup2(theirs.fileno(), FRAMES, inheritable=False)
     theirs.close()

@@ -103,7 +103,7 @@ def _end_everybody() -> None:
 def _be_guest(settings: dict[str, Any], own: tuple[int, ...], ready: int) -> NoReturn:
     try:
         # Out of the way of each other first, then side by side from 0 on.
-        kept = [run_guest.high(fd) for fd in (*own, ready)]
+        kept = [syscalls.high(fd) for fd in (*own, ready)]
         for number, fd in enumerate(kept):
             os.dup2(fd, number, inheritable=number < run_guest.FRAMES)
         ready = run_guest.FRAMES + 1

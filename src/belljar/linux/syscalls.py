@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
+import resource
 import struct
 
 from .bare import socket
@@ -14,10 +16,11 @@ _libc.syscall.restype = ctypes.c_long
 # Said once: a jail's set-up is a hundred such calls, and its guest pays for every page it touches.
 _libc.prctl.argtypes = (ctypes.c_int, *(ctypes.c_ulong,) * 4)
 
-MACHINE = os.uname().machine
+# The kernel's; the tables are not for a 32-bit interpreter on it, whose numbers are others.
+MACHINE = os.uname().machine + ("" if struct.calcsize("P") == 8 else " (32-bit interpreter)")
 NUMBERS = {
-    "x86_64": {"pivot_root": 155, "capset": 126, "seccomp": 317},
-    "aarch64": {"pivot_root": 41, "capset": 91, "seccomp": 277},
+    "x86_64": {"pivot_root": 155, "capset": 126, "seccomp": 317, "rt_sigaction": 13},
+    "aarch64": {"pivot_root": 41, "capset": 91, "seccomp": 277, "rt_sigaction": 134},
 }.get(MACHINE, {})
 # These came late enough to have one number everywhere.
 NUMBERS |= {
@@ -132,6 +135,23 @@ def refuse_descriptors(end: socket.socket) -> None:
     except OSError as error:
         if error.errno != errno.ENOPROTOOPT:
             raise
+
+
+def reset_library_signals() -> None:
+    """Give the two signals that the C library keeps for itself their default action.
+
+    Its posix_spawn leaves them ignored in the new process, and its sigaction refuses both.
+    """
+    if "rt_sigaction" in NUMBERS:
+        for number in (32, 33):
+            default = ctypes.c_char_p(bytes(32))
+            call("rt_sigaction", ctypes.c_int(number), default, None, ctypes.c_size_t(8))
+
+
+def high(fd: int) -> int:
+    """A copy of `fd` that is out of the way of the first few."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, min(64, most // 2))
 
 
 def current_cpu() -> int:
