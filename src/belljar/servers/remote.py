@@ -159,12 +159,12 @@ def _python(where: str, given: object, engine: Engine, _rights: Rights) -> None:
         )
 
 
-def _image(where: str, given: object, _engine: Engine, rights: Rights) -> None:
-    if not rights.images:
+def _image(where: str, given: object, engine: Engine, rights: Rights) -> None:
+    if not rights.images and engine.settings.ceiling.images is None:
         raise NotAllowed(
             where,
             "this server runs only the images that its operator configured",
-            fix="ask the operator for `belljar serve --allow-images`",
+            fix="ask the operator to list it in ceiling.images, or for --allow-images",
         )
 
 

@@ -83,7 +83,7 @@ OPTIONS: Mapping[str, tuple[Any, str]] = {
     "workdir": (str, "where the program starts: a directory of `mounts` or `files`"),
     "filesystem": (dict[str, Any], "always refused: it names paths of the server's host"),
     "python": (str, "an interpreter that ceiling.interpreters of the server lists"),
-    "image": (str, "a container image; needs --allow-images"),
+    "image": (str, "a container image that ceiling.images of the server lists"),
 }
 OFFERED = tuple(
     name
