@@ -33,6 +33,7 @@ MOST: Mapping[str, Any] = {
     "processes": 512,
     "disk": 2 << 30,
     "output": 16 << 20,
+    "value": 64 << 20,
     "displays": 64 << 20,
     "open_files": 4096,
 }

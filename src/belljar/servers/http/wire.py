@@ -16,7 +16,6 @@ from ...api import REQUEST_KEYS, build_request, wishes_from
 from ...engine import Engine
 from ...errors import RequestError
 from ...guest import values
-from ...guest.protocol import MAX_VALUE
 from ...policy_fields import LIMITS
 from ...records import record
 from ...resolve import POLICY_KEYS
@@ -32,6 +31,7 @@ class Bytes(BaseModel):
     base64: str = Field(description="standard base64 with padding, no line breaks")
 
 
+_CONTEXT = 128 << 20  # memory for one variable: empty lists take far more than their text
 _LIMIT = int | float | str
 _LIMIT_TEXT: Mapping[str, str] = {
     "timeout": 'wall time: seconds, or "1.5s", "2m"',
@@ -162,7 +162,7 @@ def _content(where: str, given: str | Bytes) -> bytes:
 
 def _value(where: str, wire: object) -> Any:
     try:
-        return values.decode(wire, MAX_VALUE)
+        return values.decode(wire, _CONTEXT)
     except (ValueError, ImportError) as error:
         raise RequestError(where, f"has no value: {error}") from None
 
