@@ -42,6 +42,7 @@ FACTS = EngineFacts(
     bridge=True,
     runtimes=("runc", "runsc"),
     sockets_counted=True,
+    here=True,
 )
 
 

@@ -138,7 +138,9 @@ class DockerBackend(Layered):
     def compile(self, policy: Policy, request: Request) -> Plan:
         api, facts = self._engine()
         active = self._active(facts)
-        report = docker_report.enforcement(policy, request, facts, active, gvisor=self.gvisor)
+        report = docker_report.enforcement(
+            policy, request, facts, active, gvisor=self.gvisor, user=self.user
+        )
         # A number of processes that nobody asked for is not refused, only reported.
         held = dict(report)
         if self.gvisor and "processes" not in policy.explicit:

@@ -13,10 +13,12 @@ from ..docker_api import Api, ApiError
 from ..errors import BackendFailed, BackendUnavailable
 from ..guest import agent, protocol
 from ..images import names
+from ..linux import remap
 from . import agent_link
 from .docker_facts import EngineFacts
 from .docker_plan import Shape, container
-from .docker_usage import HostGroup, limit_sockets
+from .docker_usage import HostGroup, is_container, limit_sockets
+from .jail_plan import inside_any
 
 OWNER, DEADLINE, RUNTIME = "dev.belljar.owner", "dev.belljar.deadline", "dev.belljar.runtime"
 _START_SECONDS = 60.0
@@ -63,6 +65,7 @@ class Container:
                 self.group = HostGroup(self._pid())
             if shape.sockets:
                 limit_sockets(self.id, self._pid(), shape.sockets)
+            self._remap(body["User"])
             self.socket.settimeout(_START_SECONDS)
             self._greet(attached.early)
             self.socket.settimeout(None)
@@ -91,6 +94,25 @@ class Container:
                     fix="add Python 3.9 or later to the image, or `belljar images build python`",
                 ) from error
             raise
+
+    def _remap(self, user: str) -> None:
+        """Before there is a program: show it as its own what it is to write to and others own."""
+        for target, owner in self.shape.remapped:
+            uid, gid = map(int, user.split(":"))
+            places = [
+                place
+                for _, place, how in self.shape.binds
+                if how != "hide" and inside_any(place, (target,))
+            ]
+            pid = self._pid()
+            why = "its processes are not in sight here"
+            if is_container(self.id, pid):
+                why = remap.apply(pid, sorted(places), owner, (uid, gid))
+            if why:
+                raise BackendFailed(
+                    f"{target!r} cannot be shown as the program's own to write to: {why}",
+                    fix="give its source to an ordinary user (chown -R 1000:1000), or mount it ro",
+                )
 
     def _pid(self) -> int:
         return int(self.api.json("GET", f"/containers/{self.id}/json")["State"]["Pid"])

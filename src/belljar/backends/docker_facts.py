@@ -39,6 +39,7 @@ class EngineFacts:
     # Whether something counts the buffers of sockets: version 2 of control groups does; for version
     # 1 Belljar sets the limit, if this is the engine's machine and Belljar may write there.
     sockets_counted: bool
+    here: bool  # whether this is the engine's machine
 
     @property
     def sockets(self) -> tuple[str, ...]:
@@ -115,6 +116,7 @@ def read(
         bridge=bridge,
         runtimes=tuple(sorted(info.get("Runtimes") or {})),
         sockets_counted=cgroup_version == 2 or limits_sockets,
+        here=_is_this_machine(info),
     )
 
 

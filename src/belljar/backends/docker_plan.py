@@ -16,6 +16,7 @@ from .. import languages
 from ..collect import MAX_BYTES, MAX_DEPTH, MAX_FILES, MAX_SECONDS
 from ..errors import BackendUnavailable, RequestError
 from ..images.names import image_for, image_name
+from ..linux import remap
 from ..linux.cgroup import SOCKETS_PART
 from ..policy import Policy
 from ..records import record
@@ -82,6 +83,8 @@ class Shape:
     strict: bool = False
     families: tuple[str, ...] = SOCKETS
     sockets: int = 0  # bytes of buffers, where the container's limit of memory does not count them
+    # (target, its owner): mounts, and those inside them, that are shown as the guest's own.
+    remapped: tuple[tuple[str, tuple[int, int]], ...] = ()
 
     @property
     def apart(self) -> bool:
@@ -169,6 +172,7 @@ def spec(
         network=_network(policy, active),
         binds=_binds(mounts, policy.filesystem.hidden, bare),
         owner=_owner(written, user),
+        remapped=_remapped(mounts, written, user) if "user" in active else (),
         layers=tuple(name for name in LAYERS if name in active),
         strict=language is not None and language.seccomp == "strict",
         families=_families(policy, bool(mounts), facts),
@@ -354,6 +358,53 @@ def _owner(written: tuple[str, ...], user: str | None) -> tuple[int, int] | None
         if info.st_uid != 0:
             return info.st_uid, info.st_gid
     return None
+
+
+def foreign(written: tuple[str, ...], user: str | None) -> tuple[str, ...]:
+    """Those of the writable `written` that the guest, as the user it is, may not write to."""
+    uid, gid = _owner(written, user) or (-1, -1)
+
+    def closed(source: str) -> bool:
+        info = os.stat(source)
+        shift = 6 if info.st_uid == uid else 3 if info.st_gid == gid else 0
+        needed = 0o3 if stat.S_ISDIR(info.st_mode) else 0o2
+        return info.st_mode >> shift & needed != needed
+
+    return tuple(source for source in written if closed(source))
+
+
+def _remapped(
+    mounts: tuple[tuple[str, str, str], ...], written: tuple[str, ...], user: str | None
+) -> tuple[tuple[str, tuple[int, int]], ...]:
+    closed = foreign(written, user)
+    found = []
+    for source, target, mode in mounts:
+        if mode == "rw" and source in closed:
+            info = os.stat(source)
+            found.append((target, (info.st_uid, info.st_gid)))
+    return tuple(found)
+
+
+def not_writable(
+    policy: Policy, request: Request, facts: EngineFacts, user: str | None, *, gvisor: bool
+) -> str:
+    """Why a writable mount could not be written to by the guest; empty if all can."""
+    written = tuple(source for source, _, mode in all_mounts(policy, request) if mode == "rw")
+    for source in foreign(written, user):
+        info = os.stat(source)
+        if gvisor:
+            why = "gVisor shows files with the owner that they have"
+        elif not facts.here or facts.rootless or facts.remapped or os.geteuid() != 0:
+            why = "to show it as the program's own takes root on the engine's machine"
+        else:
+            why = remap.problem(source)
+        if why:
+            return (
+                f"{source!r} belongs to user {info.st_uid}, and the program, another user, may not "
+                f"write there ({why}): `chown -R 1000:1000` it, mount it `ro`, or use the backend "
+                "jail"
+            )
+    return ""
 
 
 def own_socket_limit(facts: EngineFacts, active: frozenset[str], runtime: str | None) -> bool:

@@ -11,20 +11,29 @@ from ..units import human_size
 from . import protect
 from .base import absent, best_effort, enforced, kept_by_host
 from .docker_facts import EngineFacts
-from .docker_plan import all_mounts, objection, scratch
+from .docker_plan import all_mounts, not_writable, objection, scratch
 from .jail_plan import disk_size
 from .layered import besides_limits
 
 
 def enforcement(
-    policy: Policy, request: Request, facts: EngineFacts, active: frozenset[str], *, gvisor: bool
+    policy: Policy,
+    request: Request,
+    facts: EngineFacts,
+    active: frozenset[str],
+    *,
+    gvisor: bool,
+    user: str | None = None,
 ) -> dict[str, Enforcement]:
     """Every policy field, and what will hold it with these layers."""
     report = dict(_limits(policy, facts, active, gvisor))
     mounts = bool(all_mounts(policy, request))
+    problem = objection(policy, request, facts) if mounts else ""
+    if mounts and not problem and "user" in active:
+        problem = not_writable(policy, request, facts, user, gvisor=gvisor)
     report["network"] = _network(policy, facts, active, gvisor, mounts)
-    report["filesystem"] = _filesystem(policy, request, facts, active, gvisor)
-    report["mounts"] = _mounts(request, policy, facts)
+    report["filesystem"] = _filesystem(policy, active, gvisor, problem)
+    report["mounts"] = _mounts(request, policy, problem)
     report |= besides_limits(
         policy, request, active, "no sockets, no memory files, no changed affinity"
     )
@@ -127,12 +136,8 @@ def _network(
     return enforced(f"{by}, seccomp for other socket families{named}")
 
 
-def _filesystem(
-    policy: Policy, request: Request, facts: EngineFacts, active: frozenset[str], gvisor: bool
-) -> Enforcement:
-    if (policy.filesystem.read_only or policy.filesystem.read_write) and (
-        problem := objection(policy, request, facts)
-    ):
+def _filesystem(policy: Policy, active: frozenset[str], gvisor: bool, problem: str) -> Enforcement:
+    if problem and (policy.filesystem.read_only or policy.filesystem.read_write):
         return absent(problem)
     parts = [
         "gVisor, a kernel of its own" if gvisor else "the image as a root of its own",
@@ -145,10 +150,10 @@ def _filesystem(
     return enforced(", ".join(parts))
 
 
-def _mounts(request: Request, policy: Policy, facts: EngineFacts) -> Enforcement:
+def _mounts(request: Request, policy: Policy, problem: str) -> Enforcement:
     if not request.mounts:
         return enforced("none asked for")
-    if problem := objection(policy, request, facts):
+    if problem:
         return absent(problem)
     return enforced(f"bind mounts of the engine's; {protect.promise(policy, request)}")
 

@@ -33,6 +33,11 @@ def limit_sockets(container: str, pid: int, size: int) -> None:
                 file.write(str(size))
 
 
+def is_container(container: str, pid: int) -> bool:
+    """Whether process `pid` of this machine is in the container: its groups name it."""
+    return container in _text(f"/proc/{pid}/cgroup")
+
+
 class HostGroup:
     """The control group of process `pid`; reads None where this host cannot see it."""
 
