@@ -6,6 +6,7 @@ isolation floor is checked here once more, whoever wrote the backend.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -130,7 +131,8 @@ class Selection:
         passed: dict[str, str] = {}
         lacking = ""
         doubts: set[str] = set()
-        for candidate in self.candidates(request, policy):
+        later: list[choose.Candidate] = []
+        for candidate in itertools.chain(self.candidates(request, policy), later):
             name = candidate.name
             try:
                 if candidate.stand_in and any(
@@ -148,11 +150,20 @@ class Selection:
                     lacking = f"{error.message}; it would have been used"
                     lacking += f" (fix: {error.fix})" if error.fix else ""
                 continue
+            if not candidate.doubt and (doubt := _doubt(backend, policy, request)):
+                passed[name] = doubt
+                later.append(choose.Candidate(name, doubt))
+                continue
+            passed.pop(name, None)
             others = self._passed_over(name, passed, request, policy)
             reason = choose.reason(
                 name, others, candidate.doubt, strongest=self._strongest_first(request)
             )
             plan = self._weaker(plan, refused, doubts)
+            for left in later:
+                if not plan.isolation.at_least(self._load(left.name).isolation):
+                    warning = f"{name!r} isolates less than {left.name!r}, which {left.doubt}"
+                    plan = replace(plan, warnings=(*plan.warnings, warning))
             fallback = None
             for wanted, refusal in refused.items():
                 if isinstance(refusal, _Broken) and wanted not in doubts:
@@ -477,6 +488,12 @@ class Selection:
                 doubt = "is used only when named"
             found.append(Verdict(name=each, able=True, why=doubt))
         return found
+
+
+def _doubt(backend: Backend, policy: Policy, request: Request) -> str:
+    """What a backend itself has against a program that it could be given; begins with "cannot"."""
+    ask = getattr(backend, "doubt", None)
+    return str(ask(policy, request)) if ask is not None else ""
 
 
 def _undercut(policy: Policy, backend: Backend) -> Policy:

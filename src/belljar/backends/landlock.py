@@ -34,6 +34,7 @@ import marshal
 import os
 import socket
 import sys
+import tempfile
 import time
 import weakref
 from contextlib import ExitStack
@@ -156,7 +157,9 @@ class LandlockBackend(HostLayered):
             own = cores.take(spec.visible, self.facts.cpus)
             cleanup.callback(cores.release, own)
             try:
-                root = cleanup.enter_context(run_directory.made())
+                counted = landlock_plan.counts_writes(spec.children, plan.policy)
+                base = landlock_plan.work_base() if counted else None
+                root = cleanup.enter_context(run_directory.made(base))
                 work = run_directory.fill(root, files, spec.links, self.user)
                 called = working_directory.program_file(request, spec.file or "", work)
                 program = Pieces(run_pieces(request, called, budgets) if spec.worker else ())
@@ -196,7 +199,12 @@ class LandlockBackend(HostLayered):
             "settle": settled - ended.ended,
             "clean": time.monotonic() - settled,
         }
-        return replace(result, timings=timings)
+        warnings = (*result.warnings, *landlock_plan.childless(spec.children, result, self.facts))
+        return replace(result, timings=timings, warnings=warnings)
+
+    def doubt(self, policy: Policy, request: Request) -> str:
+        """Why it may not run the program to its end; `auto` then prefers another backend."""
+        return landlock_plan.doubt(policy, request, self.facts, self._active(self.disabled))
 
     def close(self) -> None:
         self._closed = True
@@ -218,7 +226,8 @@ class LandlockBackend(HostLayered):
 
     def _sweep(self) -> None:
         """Remove what processes of ours that crashed left behind."""
-        run_directory.sweep()
+        for base in {tempfile.gettempdir(), landlock_plan.work_base()}:
+            run_directory.sweep(base)
         if self.facts.cgroup is not None and "cgroup" not in self.disabled:
             from ..linux import cgroup
 

@@ -18,6 +18,7 @@ import math
 import os
 import resource
 import tempfile
+from collections.abc import Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Literal
 
@@ -26,7 +27,7 @@ from ..guest import protocol
 from ..interpreter import find as find_interpreter
 from ..policy import Isolation, Policy
 from ..records import record
-from ..types import Request
+from ..types import Request, Result
 from . import process_plan, warmth
 from .jail_plan import inside_any
 from .layered import data_limit
@@ -52,6 +53,14 @@ _LIMITS = (
     "cpu.max", "memory.max", "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us",
     "memory/memory.limit_in_bytes",
 )  # fmt: skip
+_ON_DISK = "/var/tmp"
+# What starts other processes, as a program names it.
+_STARTERS = frozenset({"subprocess", "multiprocessing", "pty"})
+_STARTING_CALLS = frozenset(
+    {"os.system", "os.popen", "os.fork", "os.posix_spawn", "os.spawnv", "os.forkpty"}
+    | {"concurrent.futures.ProcessPoolExecutor", "asyncio.create_subprocess_exec"}
+    | {"asyncio.create_subprocess_shell"}
+)
 _MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
 
 
@@ -119,6 +128,44 @@ def children(policy: Policy, facts: HostFacts, active: frozenset[str]) -> Childr
     return "watched" if {"subreaper", "watchdog"} & active else "one"
 
 
+def doubt(policy: Policy, request: Request, facts: HostFacts, active: frozenset[str]) -> str:
+    """Why a run that is one process may not get this program to its end; "" if it should."""
+    if policy.limits.processes == 1 or children(policy, facts, active) != "one":
+        return ""
+    lacking = "cannot start other processes"
+    if facts.landlock_abi < SCOPED_SIGNALS_ABI:
+        lacking += f" on this kernel (Landlock ABI {facts.landlock_abi})"
+    if request.command or request.code is None or languages.of(request).family == "bash":
+        return f"{lacking}, which a command may do"
+    if languages.of(request).family != "python":
+        return ""
+    from .. import needs
+
+    found = needs.of_python(request.code, request.files)
+    for name in found.names:
+        if name.partition(".")[0] in _STARTERS or name in _STARTING_CALLS:
+            return f"{lacking}, which the program may do ({name})"
+    return ""
+
+
+def childless(mode: Children, result: Result, facts: HostFacts) -> Iterator[str]:
+    """A warning for a run that failed because it could not have a child process."""
+    unconfirmed = any("EAGAIN" in warning for warning in result.warnings)
+    if mode != "one" or not (result.limit_hit == "pids" or unconfirmed):
+        return
+    if facts.landlock_abi < SCOPED_SIGNALS_ABI:
+        yield (
+            f"a run on `landlock` is one process here, because this kernel's Landlock (ABI"
+            f" {facts.landlock_abi}) cannot hold children: Linux 6.12 could, a jail could (user"
+            ' namespaces: see `belljar doctor`), and backend="subprocess" runs the program'
+        )
+    else:
+        yield (
+            "a run on `landlock` is one process where that is the floor; a floor of `process`, or"
+            " a jail, allows children"
+        )
+
+
 def counts_writes(mode: Children, policy: Policy) -> bool:
     """Whether all that is ever written is the limit: for a floor that best effort does not meet.
 
@@ -126,13 +173,28 @@ def counts_writes(mode: Children, policy: Policy) -> bool:
     that a program has unlinked and keeps open. Only a disk's writes are counted.
     """
     demanding = not Isolation.PROCESS.at_least(policy.min_isolation)
-    return demanding and mode == "one" and writes_are_counted(tempfile.gettempdir())
+    return demanding and mode == "one" and writes_are_counted(work_base())
+
+
+def work_base() -> str:
+    """Where runs have their directories: where writes are counted, if there is such a place.
+
+    /tmp is in memory on many hosts, /var/tmp never is. A TMPDIR that is set is the operator's wish.
+    """
+    usual = tempfile.gettempdir()
+    if os.environ.get("TMPDIR") or writes_are_counted(usual):
+        return usual
+    fits = os.access(_ON_DISK, os.W_OK | os.X_OK) and writes_are_counted(_ON_DISK)
+    return _ON_DISK if fits else usual
 
 
 def writes_are_counted(directory: str) -> bool:
     """Whether the kernel counts what is written there: on disks, not in memory file systems."""
-    if not os.path.exists("/proc/self/io"):
-        return False
+    return os.path.exists("/proc/self/io") and file_system(directory) not in _MEMORY_FILE_SYSTEMS
+
+
+def file_system(directory: str) -> str:
+    """The kind of file system that a directory is on, as the kernel calls it."""
     found, kind = "", ""
     with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
@@ -140,7 +202,7 @@ def writes_are_counted(directory: str) -> bool:
             inside = where == "/" or inside_any(os.path.realpath(directory), (where,))
             if inside and len(where) >= len(found):
                 found, kind = where, what
-    return kind not in _MEMORY_FILE_SYSTEMS
+    return kind
 
 
 def shown_paths(policy: Policy, request: Request) -> tuple[str, ...]:

@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..policy import Policy
+from ..policy import Isolation, Policy
 from ..types import Enforcement, Request
-from . import process_plan
+from . import landlock_plan, process_plan
 from .base import absent, best_effort, enforced, kept_by_host
 from .jail_plan import inside_any
 from .landlock_plan import SCOPED_SIGNALS_ABI, Children, children, counts_writes, shown_paths
@@ -126,7 +126,15 @@ def _disk(mode: Children, policy: Policy, active: frozenset[str]) -> Enforcement
         return enforced(
             "the supervisor counts, 50 times a second, what the kernel says was written in all"
         )
-    return best_effort(f"{' and '.join(parts)}; no quota")
+    held = f"{' and '.join(parts)}; no quota"
+    base = landlock_plan.work_base()
+    demanding = not Isolation.PROCESS.at_least(policy.min_isolation)
+    if demanding and mode == "one" and not landlock_plan.writes_are_counted(base):
+        held = (
+            f"{base} is in memory ({landlock_plan.file_system(base)}): set TMPDIR to a directory on"
+            f" a disk, where the kernel counts what is written; {held}"
+        )
+    return best_effort(held)
 
 
 def _filesystem(

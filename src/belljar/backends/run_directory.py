@@ -28,9 +28,9 @@ HOME = "home"  # of the guest, in its private tmp/
 
 
 @contextmanager
-def made() -> Iterator[str]:
+def made(base: str | None = None) -> Iterator[str]:
     """A new run directory, gone when the context ends, whatever the guest did to it."""
-    root = tempfile.mkdtemp(prefix=f"belljar-{os.getpid()}-")
+    root = tempfile.mkdtemp(prefix=f"belljar-{os.getpid()}-", dir=base)
     with ExitStack() as cleanup:
         cleanup.callback(_remove, root)
         lock = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
@@ -76,9 +76,9 @@ def fill(
     return work
 
 
-def sweep() -> None:
+def sweep(base: str | None = None) -> None:
     """Remove the directories of processes of ours that crashed. What cannot be removed stays."""
-    base = tempfile.gettempdir()
+    base = base or tempfile.gettempdir()
     try:
         found = [match for name in os.listdir(base) if (match := _NAME.fullmatch(name))]
     except OSError:
