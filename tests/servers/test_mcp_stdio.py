@@ -39,6 +39,24 @@ def test_the_end_of_standard_input_kills_the_guest_and_ends_the_server() -> None
         assert server.stdout.read() == b""
 
 
+def test_a_client_that_is_killed_takes_the_guest_and_the_server_with_it() -> None:
+    """Its pipes close both ways while the server reports progress to it."""
+    sleeper = Sleeper()
+    with Raw() as server:
+        server.shake_hands()
+        arguments = {"command": f"echo begun; {sleeper.command}"}
+        told = {"name": "run_command", "arguments": arguments, "_meta": {"progressToken": 5}}
+        server.send("tools/call", told, 2)
+        while b"notifications/progress" not in server.stdout.readline():
+            pass
+        sleeper.wait_started()
+        server.stdout.close()
+        server.stdin.close()
+        sleeper.wait_gone()
+        assert server.process.wait(SOON) in (0, 141)
+        assert server.stderr.read() == b""
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_signal_kills_the_guest_and_ends_the_server(number: signal.Signals) -> None:
     sleeper = Sleeper()
@@ -143,6 +161,11 @@ def test_configuration_sets_the_policy_under_the_flags() -> None:
         (("--languages", "cobol"), 127, "'cobol' is unknown"),
         (("--level", "lax"), 125, "'lax' is not one of"),
         (("--timeout", "soon"), 125, "'soon' is not a time"),
+        (("--concurrency", "0"), 125, "max_concurrency"),
+        (("--http", "--port", "70000"), 125, "70000 is not a number"),
+        (("--port", "8000"), 125, "add --http"),
+        (("--print",), 125, "--install"),
+        (("--install", "codex", "--http"), 125, "start the server themselves"),
         (("serve",), 125, "unrecognized arguments"),
     ],
 )

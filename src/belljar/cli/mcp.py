@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,7 @@ token the server makes one and prints it, once. It listens on this machine only.
 # A model reads the whole answer. An operator who sets the limit anywhere gets that.
 OUTPUT = 32 << 10
 MAX_TIMEOUT = 300.0
+CONCURRENCY = 8
 # Their contents come along up to a cap.
 LEFT_FILES = ("*",)
 
@@ -75,7 +77,10 @@ def add_arguments(parser: Parser) -> None:
         "--no-files", action="store_true", help="do not send the files that programs leave"
     )
     offered.add_argument(
-        "--concurrency", metavar="N", type=int, help="programs that run at a time (default: 8)"
+        "--concurrency",
+        metavar="N",
+        type=int,
+        help=f"programs that run at a time (default: {CONCURRENCY})",
     )
     web = parser.add_argument_group("over HTTP instead of standard input and output")
     web.add_argument("--http", action="store_true", help="listen on 127.0.0.1")
@@ -136,6 +141,11 @@ def run(args: argparse.Namespace) -> int:
 def _stdio(server: Server, calls: Calls) -> None:
     from ..servers.mcp import stdio
 
+    if terminal.is_terminal(sys.stdin):
+        terminal.say(
+            "belljar mcp speaks MCP on standard input and output: clients start it themselves."
+            "\n  to add it to one: belljar mcp --install claude; Ctrl-C ends it"
+        )
     stdio.serve(server, calls)
 
 
@@ -152,6 +162,8 @@ def _http(args: argparse.Namespace, stack: contextlib.ExitStack) -> Callable[[Se
     tokens = Tokens(args.tokens or default_path())
     tokens.all()  # a file that cannot be trusted is an error now, not with the first request
     port = http.PORT if args.port is None else args.port
+    if not 0 <= port <= 65535:
+        raise UsageError(f"--port {port} is not a number of 0 to 65535")
     listener = stack.enter_context(listening.listen(http.HOST, port))
     made = tokens.create("made by belljar mcp", only_first=True)
     url = f"http://{http.HOST}:{listener.getsockname()[1]}{http.PATH}"
@@ -202,7 +214,7 @@ def _options(args: argparse.Namespace, settings: config.Settings) -> dict[str, A
         "python": args.python,
         "mounts": tuple(args.mount) or None,
         "fallback": False if args.no_fallback else None,
-        "max_concurrency": args.concurrency or 8,
+        "max_concurrency": CONCURRENCY if args.concurrency is None else args.concurrency,
     }
 
 

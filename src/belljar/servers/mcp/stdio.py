@@ -14,7 +14,8 @@ _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 def serve(server: Server, calls: Calls) -> None:
-    """Returns after the end of standard input, when no guest is left."""
+    """Returns after the end of standard input, when no guest is left; BrokenPipeError if the client
+    does not read any more."""
     asyncio.run(_serve(server, calls))
 
 
@@ -33,8 +34,14 @@ async def _serve(server: Server, calls: Calls) -> None:
                 loop.add_signal_handler(number, stop, number)
             except NotImplementedError:  # Windows: Ctrl-C interrupts asyncio.run itself
                 break
-    await server.run_stdio_async()
+    vanished = False
+    try:
+        await server.run_stdio_async()
+    except* BrokenPipeError:
+        vanished = True
     await calls.end_all()
+    if vanished:
+        raise BrokenPipeError
 
 
 async def _exit(calls: Calls, number: int) -> None:
