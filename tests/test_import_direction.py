@@ -45,7 +45,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "capture": (),
     "collect": CORE,
     "languages": (*CORE, "config", "interpreter", "language_file", "language_host"),
-    "language_file": (*CORE, "collect", "config", "languages", "trusted_imports"),
+    "language_file": (
+        *CORE, "collect", "config", "languages", "linux", "trusted_imports",
+    ),
     "language_host": (*CORE, "interpreter"),
     "interpreter": CORE,
     "lint": (*CORE, "lint_rules"),

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from . import languages, policy_fields, trusted_imports
+from . import languages, policy_fields, trusted_imports, units
 from .collect import checked_name
 from .config import read_bytes
 from .errors import ConfigError, LanguageUnknown, PolicyError, RequestError
@@ -20,7 +20,7 @@ from .types import Language, Place
 
 KEYS = (
     "extends", "command", "file", "extensions", "aliases", "install", "paths", "env", "image",
-    "seccomp", "limits", "allow_network",
+    "seccomp", "seccomp_profile", "limits", "default_memory_mb", "allow_network",
 )  # fmt: skip
 # What a backend's own table may say: those that run on the host's files have no images.
 ON_THE_HOST = ("inprocess", "subprocess", "landlock", "jail", "bubblewrap", "firejail", "nsjail")
@@ -56,7 +56,7 @@ def read(table: object, source: str) -> dict[str, Language]:
     found: dict[str, Language] = {}
     for name, entry in table.items():
         try:
-            found[name] = _language(name, entry, found)
+            found[name] = _language(name, entry, found, os.path.dirname(source))
         except (ConfigError, PolicyError, RequestError) as error:
             problem = error.message.removeprefix(f"{error.field}: ")
             raise ConfigError(error.field, f"{problem} (from {source})", fix=error.fix) from None
@@ -121,7 +121,9 @@ def _yaml(path: str, text: str) -> object:
         raise ConfigError(path, f"is not valid YAML: {problem}{where}") from None
 
 
-def _language(name: object, entry: object, before: Mapping[str, Language]) -> Language:
+def _language(
+    name: object, entry: object, before: Mapping[str, Language], directory: str
+) -> Language:
     where = str(name)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError(where, "is not a language's name: small letters, digits and . + # _ -")
@@ -133,12 +135,20 @@ def _language(name: object, entry: object, before: Mapping[str, Language]) -> La
     elif base.name == name:
         changes["aliases"] = base.aliases
     places: dict[str, Place] = {}
+    memory: dict[str, int] = {}
     for key, value in given.items():
-        if key in _READERS:
+        if key == "seccomp_profile":
+            changes |= _profile(f"{where}.{key}", value, directory)
+        elif key == "default_memory_mb":
+            memory = {"memory": units.count(f"{where}.{key}", value) << 20}
+        elif key in _READERS:
             changes[key] = _READERS[key](f"{where}.{key}", value)
         elif key != "extends":
             places[key] = _place(where, key, value)
     found = replace(base or Language(name=name, family=name, file=""), **changes)
+    if memory:  # what `limits` says is more exact
+        own = changes.get("limits", {})
+        found = replace(found, limits={**found.limits, **memory, **own})
     found = replace(found, places={**found.places, **places})
     if "command" in given:
         found = replace(found, version=())  # the operator's word for it; nothing to look for
@@ -293,6 +303,25 @@ def _seccomp(where: str, given: object) -> str:
         known = ", ".join(SECCOMP_PROFILES)
         raise ConfigError(where, f"{given!r} is not a profile of ours; known: {known}")
     return str(given)
+
+
+def _profile(where: str, given: object, directory: str) -> dict[str, Any]:
+    """A profile of ours by name, or the path of one in Docker's format, relative to the file."""
+    name = _text(where, given)
+    if name in SECCOMP_PROFILES:
+        return {"seccomp": name}
+    path = os.path.join(directory, name)
+    raw = read_bytes(path)
+    if raw is None:
+        known = ", ".join(SECCOMP_PROFILES)
+        raise ConfigError(where, f"there is no file {path!r}", fix=f"or name one of {known}")
+    from .linux import seccomp_profile
+
+    try:
+        document = _json(path, raw.decode("utf-8"))
+        return {"seccomp_filter": seccomp_profile.compile_profile(document)}
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(where, f"{path!r}: {error}") from None
 
 
 def _limits(where: str, given: object) -> dict[str, Any]:

@@ -67,6 +67,11 @@ def bounded(language: Language, python: str | None, settings: Settings) -> Langu
     return replace(language, interpreters=listed)
 
 
+def seccomp_filter(request: Request) -> bytes:
+    """The filter that the operator's language file adds for this program; empty without one."""
+    return b"" if request.command else of(request).seccomp_filter
+
+
 def of(request: Request) -> Language:
     """What the engine resolved, or for a request that came past it, what is built in."""
     return request.resolved if request.resolved is not None else find(request.language)

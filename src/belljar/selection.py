@@ -430,7 +430,10 @@ class Selection:
                 fields=("image",),
                 fix="name an image from that list, or ask the operator to add this one",
             )
-        profile = request.resolved.seccomp if request.resolved is not None else "default"
+        profile = "default"
+        if request.resolved is not None:
+            own = "of its own" if request.resolved.seccomp_filter else "default"
+            profile = own if request.resolved.seccomp == "default" else request.resolved.seccomp
         if profile != "default" and "seccomp" not in plan.enforcement:
             raise PolicyUnenforceable(
                 f"backend {backend.name!r} has no seccomp profile {profile!r}, which the language"

@@ -303,6 +303,7 @@ class Language:
     env: Mapping[str, str] = field(default_factory=dict)
     image: str | None = None
     seccomp: str = "default"
+    seccomp_filter: bytes = b""  # of the operator's profile, which holds beside ours
     limits: Mapping[str, Any] = field(default_factory=dict)
     allow_network: bool | None = None
     places: Mapping[str, Place] = field(default_factory=dict)

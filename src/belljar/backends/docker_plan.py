@@ -118,6 +118,7 @@ class Spec:
             "argv": list(working_directory.command_line(self.argv, request, self.file, WORK)),
             "env": {**dict(self.env), **working_directory.environment(request, WORK)},
             "work": WORK,
+            "filter": languages.seccomp_filter(request),
             "cwd": working_directory.start_in(request, WORK),
             "files": files,
             "timeout": timeout,

@@ -41,7 +41,7 @@ from contextlib import ExitStack
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from .. import collect
+from .. import collect, languages
 from ..errors import BackendFailed, SetupFailed
 from ..events import Emit
 from ..interpreter import can_reach
@@ -304,6 +304,7 @@ class LandlockBackend(HostLayered):
             "seccomp": _filter(
                 spec.families, spec.children != "one", spec.counted, spec.affinity, spec.truncate
             ),
+            "filter": languages.seccomp_filter(request) if "seccomp" in spec.layers else b"",
             "rlimits": [list(pair) for pair in spec.rlimits],
             "affinity": [cpus[(first + i) % len(cpus)] for i in range(spec.cores)] or list(own),
             "watch": watch,

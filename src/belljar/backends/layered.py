@@ -83,8 +83,15 @@ def besides_limits(
         yield "fuel", absent("a process has no fuel; the wasm backend counts it")
     if policy.modules.active:
         yield "modules", best_effort("import lint before the run; a lint, not a boundary")
-    if not request.command and languages.of(request).seccomp != "default":
-        held = enforced(f"the strict profile: {strict}")
+    if request.command:
+        return
+    language, words = languages.of(request), []
+    if language.seccomp != "default":
+        words.append(f"the strict profile: {strict}")
+    if language.seccomp_filter:
+        words.append("the profile of the language file, as a filter beside ours")
+    if words:
+        held = enforced("; ".join(words))
         yield "seccomp", held if "seccomp" in active else absent("no seccomp of ours")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from .. import collect
+from .. import collect, languages
 from ..errors import RequestError
 from ..guest.protocol import MAX_HOST_FRAME
 from ..linux import root
@@ -57,6 +57,7 @@ def start_message(
     start: dict[str, Any] = {
         "argv": list(working_directory.command_line(argv, request, file, work)),
         "cwd": working_directory.start_in(request, work) if request.workdir else "",
+        "filter": languages.seccomp_filter(request),
         "run": run,
         "frames": worker,
         "cores": cores,

@@ -33,7 +33,7 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from .. import collect
+from .. import collect, languages
 from ..errors import BackendFailed, ConfigError, SetupFailed
 from ..events import Emit
 from ..guest import protocol
@@ -271,6 +271,7 @@ class SubprocessBackend(HostLayered):
                 if "seccomp" in spec.layers
                 else b""
             ),
+            "filter": languages.seccomp_filter(request) if "seccomp" in spec.layers else b"",
             "rlimits": [list(pair) for pair in spec.rlimits],
             "affinity": [cpus[(first + i) % len(cpus)] for i in range(spec.cores)] or list(own),
             "watch": watch,

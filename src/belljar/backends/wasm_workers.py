@@ -82,7 +82,7 @@ class Worker:
         house = self.house
         try:
             start = {"argv": house.argv, "frames": True, "env": _ENVIRONMENT, "files": ()}
-            self._send(marshal.dumps({**start, "cores": (), "cwd": ""}))
+            self._send(marshal.dumps({**start, "cores": (), "cwd": "", "filter": b""}))
             self._send(
                 marshal.dumps({
                     "language": house.language,

@@ -71,6 +71,8 @@ def be_guest(spec: dict[str, Any], settled: Settled) -> NoReturn:
             seccomp.install(seccomp_landlock.signals_to_itself(os.getpid()))
         seccomp.install(spec["seccomp"])
     _check(settled, status)
+    if spec["filter"]:
+        seccomp.add(spec["filter"])
     if spec["argv"]:
         os.set_inheritable(FRAMES, spec["frame_fd"] >= 0)
         os.execve(spec["argv"][0], spec["argv"], spec["env"])

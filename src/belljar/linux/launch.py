@@ -236,6 +236,8 @@ class Run:
             resource.setrlimit(number, (least, least))
         if spec["seccomp"]:
             seccomp.install(spec["seccomp"])
+        if spec["filter"]:
+            seccomp.add(spec["filter"])
         os.execve(spec["argv"][0], spec["argv"], spec["env"])
 
     def _not_ready(self) -> bytes:

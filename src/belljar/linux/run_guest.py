@@ -255,7 +255,7 @@ def _start_message(run: dict[str, Any], env: dict[str, str]) -> bytes:
     files = [(run["filename"], len(program), 0)]
     start = {"argv": [], "run": run, "frames": True, "later": False, "env": env, "files": files}
     start["cores"] = start["buffers"] = ()
-    start["cwd"] = ""
+    start["cwd"], start["filter"] = "", b""
     head = marshal.dumps(start)
     return len(head).to_bytes(4, "big") + head + program
 
@@ -341,13 +341,15 @@ def receive_start() -> dict[str, Any]:
 
 
 def go_to_start(start: dict[str, Any]) -> None:
-    """Change to the directory that the program starts in; without it there is no run."""
-    if not start["cwd"]:
-        return
+    """Change to the directory that the program starts in, and add its language's own filter;
+    without these there is no run."""
     try:
-        os.chdir(start["cwd"])
+        if start["cwd"]:
+            os.chdir(start["cwd"])
+        if start["filter"]:
+            seccomp.add(start["filter"])
     except OSError as error:
-        os.write(2, f"belljar: workdir {start['cwd']!r}: {error.strerror}\n".encode())
+        os.write(2, f"belljar: the program was not started: {error}\n".encode())
         os._exit(120)
 
 
