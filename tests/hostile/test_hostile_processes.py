@@ -21,7 +21,7 @@ from belljar.backends import registry
 from belljar.policy import Isolation
 from belljar.testing import FakeBackend, hostile
 from belljar.testing.hostile import Verdict, snapshot
-from belljar.testing.hostile.private import private_directory
+from belljar.testing.hostile.private import private_directory, remove
 from belljar.testing.hostile.world import subreaper
 from belljar.types import Request, Result, Status
 
@@ -225,3 +225,20 @@ def test_a_mount_of_another_program_is_not_ours_unless_it_comes_again(
     with hostile.World(suite) as world, hostile.EngineSubject(backend) as subject:
         (outcome,) = hostile.Runner(suite, subject, world, patience=0.0).run([case])
     assert outcome.verdict is verdict
+
+
+def test_what_another_thread_removes_meanwhile_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that did not come back in time removes its own directory when it does."""
+    (tmp_path / "world" / "run").mkdir(parents=True)
+    rmdir = os.rmdir
+
+    def too_late(path: str, *, dir_fd: int | None = None) -> None:
+        if os.path.basename(path) == "run":
+            rmdir(path, dir_fd=dir_fd)
+        rmdir(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "rmdir", too_late)
+    remove(tmp_path / "world")
+    assert not (tmp_path / "world").exists()

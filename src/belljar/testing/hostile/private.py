@@ -75,13 +75,19 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def remove(path: Path) -> None:
-    """Delete a directory of ours in which a guest may have left anything."""
+    """Delete a directory of ours in which a guest may have left anything.
+
+    A run that did not come back in time may still be removing its own part of it.
+    """
 
     def retry(function: Any, name: str, error: object) -> None:
-        os.chmod(os.path.dirname(name), 0o700)
-        if not os.path.islink(name):
-            os.chmod(name, 0o700)
-        function(name)
+        try:
+            os.chmod(os.path.dirname(name), 0o700)
+            if not os.path.islink(name):
+                os.chmod(name, 0o700)
+            function(name)
+        except FileNotFoundError:
+            return
 
     if path.exists():
         shutil.rmtree(path, onerror=retry)
