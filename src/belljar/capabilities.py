@@ -16,7 +16,7 @@ from .explanation import limit_text, network_text
 from .policy import Policy
 from .presentation import one_line
 from .records import record
-from .types import Language
+from .types import Language, Mount
 
 # Those that are looked for: what models like to import.
 LIBRARIES = (
@@ -65,6 +65,8 @@ class Capabilities:
     languages: tuple[Speaks, ...]
     libraries: tuple[str, ...] | None = None
     modules: tuple[str, ...] | None = None  # those that the import lint lets through; None is any
+    mounts: tuple[Mount, ...] = ()
+    workdir: str = ""
 
     def language(self, name: str) -> Speaks | None:
         return next((spoken for spoken in self.languages if spoken.name == name), None)
@@ -92,8 +94,21 @@ class Capabilities:
         found = f" and {', '.join(self.libraries)}" if self.libraries else " and no other libraries"
         return f"Python programs have the standard library{found}. Nothing can be installed."
 
+    def places_text(self) -> str:
+        """Where a program starts, and which directories of the host it sees."""
+        text = "Every call starts afresh in an empty work directory and shares nothing with others."
+        if self.workdir:
+            text = f"Every call starts a new program in {self.workdir}."
+        if not self.mounts:
+            return text
+        words = {"ro": "read-only", "rw": "writable"}
+        seen = ", ".join(f"{mount.dst} ({words[mount.mode]})" for mount in self.mounts)
+        return f"{text} Of the user's files programs see: {seen}."
+
     def to_dict(self) -> dict[str, Any]:
         return {
+            "mounts": [{"path": mount.dst, "mode": mount.mode} for mount in self.mounts],
+            "workdir": self.workdir,
             "languages": [spoken.to_dict() for spoken in self.languages],
             "libraries": None if self.libraries is None else list(self.libraries),
             "modules": None if self.modules is None else list(self.modules),
@@ -124,15 +139,18 @@ def look(runner: Runner, allowed: Iterable[str] | None = None) -> Capabilities:
                 policy=plan.policy,
             )
         )
+    if not spoken:
+        return Capabilities(languages=())
+    places: dict[str, Any] = {"mounts": plan.request.mounts, "workdir": plan.request.workdir}
     if python is None:
-        return Capabilities(languages=tuple(spoken))
+        return Capabilities(languages=tuple(spoken), **places)
     plan, told = python
     present, modules = None, plan.policy.modules.allow
     if told is not None:
         present = tuple(name for name in LIBRARIES if name not in told[1:])
         if modules is not None:
             modules = tuple(name for name in modules if name not in told[1:])
-    return Capabilities(languages=tuple(spoken), libraries=present, modules=modules)
+    return Capabilities(languages=tuple(spoken), libraries=present, modules=modules, **places)
 
 
 def _told(runner: Runner, language: Language) -> list[Any] | None:

@@ -245,18 +245,14 @@ _ARGUMENTS = {"run_python_code": "code", "run_command": "command"}
 
 def _schemas(runner: Runner | None) -> list[tuple[str, str, dict[str, Any]]]:
     offered = look(runner or api.shared_runner(), ("python", "bash"))
-    common = (
-        "Every call starts afresh in an empty work directory and shares nothing with other calls."
-        f" Limits: {offered.limits_text()}."
-    )
+    common = f"{offered.places_text()} Limits: {offered.limits_text()}."
     texts = {
         "run_python_code": (
             "Run a Python program in a sandbox and get a short text: how it ended, the value of its"
             f" last expression, output, error. {offered.libraries_text()} {common}"
         ),
         "run_command": (
-            "Run a Bash command line in a sandbox, which sees the sandbox's files and not the"
-            f" user's. {common}"
+            f"Run a Bash command line in a sandbox, which has files of its own. {common}"
         ),
     }
     return [

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from mcp_sessions import COMMAND, SOON, Raw, Sleeper, environment, stdio_session
@@ -151,6 +152,26 @@ def test_configuration_sets_the_policy_under_the_flags() -> None:
         limits = told["languages"][0]["limits"]
         assert (limits["memory"], limits["output"], limits["timeout"]) == (300 << 20, 1000, 5)
         assert told["languages"][0]["network"] == "any"
+
+
+@pytest.mark.parametrize("mode", ["ro", "rw"])
+def test_programs_work_in_a_directory_that_the_operator_shows(tmp_path: Path, mode: str) -> None:
+    (tmp_path / "given").write_text("from the host")
+    flags = ("--mount", f"{tmp_path}:/project:{mode}", "--workdir", "/project")
+    with stdio_session(*flags) as session:
+        tools = {tool.name: tool for tool in session.do(lambda client: client.list_tools()).tools}
+        bash = tools["run_command"]
+        assert "starts a new program in /project." in (bash.description or "")
+        named = {"ro": "/project (read-only)", "rw": "/project (writable)"}[mode]
+        assert named in (bash.description or "")
+        assert bash.annotations is not None
+        assert bash.annotations.destructive_hint is (mode == "rw")
+        told = session.call("describe_environment").structured_content
+        assert told["mounts"] == [{"path": "/project", "mode": mode}]
+        done = session.call("run_command", command="cat given; echo made > new")
+        assert done.structured_content["stdout"] == "from the host"
+        assert done.structured_content["status"] == {"ro": "error", "rw": "success"}[mode]
+    assert (tmp_path / "new").exists() == (mode == "rw")
 
 
 @pytest.mark.parametrize(

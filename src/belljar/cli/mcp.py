@@ -35,7 +35,8 @@ examples:
   belljar mcp --level strict             what runs must be pure computation
   belljar mcp --timeout 20s --memory 1G --languages python
   belljar mcp --network any              programs may use the network
-  belljar mcp --mount .:project:ro       programs see this directory, read-only
+  belljar mcp --mount .:/project:ro --workdir /project
+                                         programs start in this directory and cannot change it
   belljar mcp --http                     for clients that speak HTTP: http://127.0.0.1:8766/mcp
 
 HTTP clients send `Authorization: Bearer TOKEN`; `belljar token create` prints one. Without any
@@ -72,6 +73,9 @@ def add_arguments(parser: Parser) -> None:
         action="append",
         default=[],
         help="show a host path to every program",
+    )
+    offered.add_argument(
+        "--workdir", metavar="DIR", help="start programs in DIR, a directory in a --mount"
     )
     offered.add_argument(
         "--no-files", action="store_true", help="do not send the files that programs leave"
@@ -213,6 +217,8 @@ def _options(args: argparse.Namespace, settings: config.Settings) -> dict[str, A
         "image": args.image,
         "python": args.python,
         "mounts": tuple(args.mount) or None,
+        "workdir": args.workdir,
+        "prefer": args.prefer,
         "fallback": False if args.no_fallback else None,
         "max_concurrency": CONCURRENCY if args.concurrency is None else args.concurrency,
     }

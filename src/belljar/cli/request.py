@@ -53,6 +53,11 @@ def add_policy_arguments(parser: Parser, **texts: str) -> argparse._ArgumentGrou
     where.add_argument(
         "--image", metavar="IMAGE", help="container image, for backends that use one"
     )
+    where.add_argument(
+        "--prefer",
+        metavar="WHAT",
+        help="speed (default), or isolation: the strongest backend that can run the program",
+    )
 
     limits = parser.add_argument_group("limits")
     for name in LIMIT_FLAGS:
@@ -68,11 +73,6 @@ def add_arguments(parser: Parser) -> None:
     """Everything that `run` and `exec` have in common."""
     parser.guest_words = True
     where = add_policy_arguments(parser)
-    where.add_argument(
-        "--prefer",
-        metavar="WHAT",
-        help="speed (default), or isolation: the strongest backend that can run the program",
-    )
     where.add_argument(
         "--require", metavar="NAME,NAME", help="Python libraries that must be there to import"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
@@ -35,8 +35,16 @@ class LanguageOffered(BaseModel):
     limits: dict[str, int | float]
 
 
+class MountOffered(BaseModel):
+    path: str
+    mode: Literal["ro", "rw"]
+
+
 class EnvironmentOffered(BaseModel):
     """Where programs run. Limits are in seconds, bytes, cores and counts."""
+
+    mounts: list[MountOffered] = Field(description="directories and files of the user's")
+    workdir: str = Field(description="where programs start; empty: a work directory of their own")
 
     languages: list[LanguageOffered]
     libraries: list[str] | None = Field(description="third-party Python libraries; null: unknown")
@@ -82,11 +90,8 @@ class _Tools:
             (name for name in ("python", *(calls.allowed or ())) if self._runs_python(name)), None
         )
         limits = f"Limits: {offered.limits_text()}; `timeout` is at most {calls.max_timeout:g} s."
-        held = (
-            "Every call starts afresh in an empty work directory of its own and shares nothing with"
-            " other calls. Long output keeps its head and its tail."
-        )
-        self._common = f"{held} {limits}"
+        kept = "Long output keeps its head and its tail."
+        self._common = f"{offered.places_text()} {kept} {limits}"
         self.instructions = (
             "Runs code in a sandbox, apart from the user's machine. Languages:"
             f" {offered.languages_text()}. {offered.libraries_text()} {self._common}"
@@ -123,8 +128,8 @@ class _Tools:
                 self._tool(
                     self.run_command,
                     "Run a command",
-                    "Run a Bash command line in a sandbox: it sees the sandbox's files and not the"
-                    f" user's, and nothing can be installed. {common}",
+                    "Run a Bash command line in a sandbox, which has files of its own."
+                    f" Nothing can be installed. {common}",
                 )
             )
         made.append(
@@ -143,7 +148,8 @@ class _Tools:
         hints = ToolAnnotations(
             title=title,
             read_only_hint=read_only,
-            destructive_hint=False,
+            destructive_hint=not read_only
+            and any(mount.mode == "rw" for mount in self._offered.mounts),
             open_world_hint=any(
                 spoken.policy.network.mode != "off" for spoken in self._offered.languages
             ),
