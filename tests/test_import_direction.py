@@ -20,8 +20,9 @@ CORE = (
 )  # fmt: skip
 LAYERS: dict[str, tuple[str, ...]] = {
     # Runs inside, on any Python from 3.9: it may not even import its own package's neighbours.
-    "guest": ("guest.values",),
-    "guest.values": ("guest",),
+    "guest": ("guest.marked", "guest.values"),
+    "guest.marked": (),
+    "guest.values": ("guest", "guest.marked"),
     # Kernel facilities know no policy, no request and no result; they only raise ours.
     "linux": ("errors", "records"),
     # WebAssembly guests and their workers. What is baked into a guest sees the guest's code only.
@@ -32,7 +33,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "records": (),
     "errors": ("records", "types"),
     "units": ("errors",),
-    "types": ("errors", "guest.values", "presentation", "records"),
+    "types": ("errors", "guest.marked", "guest.values", "presentation", "records"),
     "presentation": ("guest.values", "records", "types"),
     "explanation": (*CORE, "presentation"),
     "policy": ("errors", "records", "types", "units"),
@@ -244,7 +245,9 @@ def test_guest_code_imports_only_the_standard_library() -> None:
                 names = [node.module or ""]
             for name in names:
                 top = name.split(".")[0]
-                optional = ("pandas", "pyarrow", "matplotlib", "numpy", "IPython", "bokeh")
+                optional = (
+                    "pandas", "polars", "pyarrow", "matplotlib", "numpy", "IPython", "bokeh",
+                )  # fmt: skip
                 assert top in sys.stdlib_module_names or top in optional, (
                     f"{path.name}:{node.lineno}: {name} is not in the standard library"  # type: ignore[attr-defined]
                 )

@@ -13,10 +13,10 @@ import belljar
 
 NAMES = [
     "BackendFailed", "BackendUnavailable", "BelljarError", "Ceiling", "CommandNotFound",
-    "ConfigError", "Display", "Enforcement", "Engine", "File", "Filesystem", "GuestError",
-    "Isolation", "LanguageUnknown", "Limits", "Modules", "Mount", "Network", "Policy",
-    "PolicyError", "PolicyUnenforceable", "Request", "RequestError", "Result", "Runner", "Settings",
-    "Status", "Usage", "__version__", "arun", "create_runner", "run",
+    "ConfigError", "Display", "Enforcement", "Engine", "Fields", "File", "Filesystem", "GuestError",
+    "Isolation", "LanguageUnknown", "Limits", "Member", "Modules", "Mount", "Network", "Opaque",
+    "Policy", "PolicyError", "PolicyUnenforceable", "Request", "RequestError", "Result", "Runner",
+    "Settings", "Status", "Usage", "__version__", "arun", "create_runner", "run",
 ]  # fmt: skip
 
 # Each of these costs more to import than a short program takes to run.

@@ -42,7 +42,20 @@ if TYPE_CHECKING:
         RequestError,
     )
     from .policy import Ceiling, Filesystem, Isolation, Limits, Modules, Network, Policy
-    from .types import Display, Enforcement, File, GuestError, Mount, Request, Result, Status, Usage
+    from .types import (
+        Display,
+        Enforcement,
+        Fields,
+        File,
+        GuestError,
+        Member,
+        Mount,
+        Opaque,
+        Request,
+        Result,
+        Status,
+        Usage,
+    )
 
 # Where each public name lives. Nothing is imported until it is used: start-up time is a feature.
 _HOMES = {
@@ -55,8 +68,8 @@ _HOMES = {
     ),
     "policy": ("Ceiling", "Filesystem", "Isolation", "Limits", "Modules", "Network", "Policy"),
     "types": (
-        "Display", "Enforcement", "File", "GuestError", "Mount", "Request", "Result", "Status",
-        "Usage",
+        "Display", "Enforcement", "Fields", "File", "GuestError", "Member", "Mount", "Opaque",
+        "Request", "Result", "Status", "Usage",
     ),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -71,15 +84,18 @@ __all__ = [
     "Display",
     "Enforcement",
     "Engine",
+    "Fields",
     "File",
     "Filesystem",
     "GuestError",
     "Isolation",
     "LanguageUnknown",
     "Limits",
+    "Member",
     "Modules",
     "Mount",
     "Network",
+    "Opaque",
     "Policy",
     "PolicyError",
     "PolicyUnenforceable",

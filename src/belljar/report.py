@@ -34,6 +34,7 @@ _FEW = 4 * MAX_TYPES
 # Making a copy of a value to send it takes the program about this many times its bytes.
 _COPIES = 8
 _MAX_PROBLEM = 200
+_MOST_NAMES = 3
 
 
 @record
@@ -158,9 +159,12 @@ class Report:
             buffers, self._of_value = self._of_value, []
             found = drops.of_wire(tree, [len(each.getbuffer()) for each in buffers])
             held = self._budgets.held
-            value = values.decode(tree, allowed if held else sys.maxsize, buffers)
+            opaque: dict[str, int] = {}
+            value = values.decode(tree, allowed if held else sys.maxsize, buffers, opaque)
             if any(each is not None for each in buffers):
                 raise ValueError("a buffer is used by nothing")
+            if opaque:
+                self._dropped = _without_form(opaque)
             return value
         except (protocol.TooMuch, values.TooLarge):
             self._drop({**found, "field": "value", "why": ""})
@@ -340,6 +344,16 @@ class Report:
         shown = Display(data=fields)
         self._displays.append(shown)
         return shown
+
+
+def _without_form(opaque: Mapping[str, int]) -> str:
+    """What is said of objects that came as their `repr`."""
+    names = [cut(name, drops.MAX_TYPE) for name in list(opaque)[:_MOST_NAMES]]
+    more = ", ..." if len(opaque) > _MOST_NAMES else ""
+    return (
+        f"the value has objects without a form that can be sent, of type {', '.join(names)}{more}: "
+        "their repr() is sent instead; return plain data, or write it to a file"
+    )
 
 
 def _fields(frame: protocol.Frame, max_bytes: int, max_memory: int | None = None) -> dict[str, Any]:

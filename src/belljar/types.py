@@ -9,6 +9,9 @@ from typing import Any, Literal
 
 from .errors import ProgramFailed
 from .guest import values
+from .guest.marked import Fields as Fields
+from .guest.marked import Member as Member
+from .guest.marked import Opaque as Opaque
 from .records import field, plain, positional_record, record
 
 
@@ -26,6 +29,7 @@ class Status(StrEnum):
 
 
 Limit = Literal["timeout", "memory", "pids", "disk", "output", "fds", "fuel"]
+_MOST_OBJECTS = 1 << 20  # of a value that no guest has sent: of the host's own making
 State = Literal["enforced", "best_effort", "absent"]
 
 
@@ -227,7 +231,7 @@ class Result:
             "stdout": clean_text(self.stdout),
             "stderr": clean_text(self.stderr),
             "truncated": self.truncated,
-            "value": values.encode(self.value),
+            "value": values.encode(self.value, objects=_MOST_OBJECTS),
             "error": self.error
             and {
                 "type": clean_text(self.error.type),

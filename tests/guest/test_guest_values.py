@@ -10,6 +10,7 @@ import fractions
 import io
 import json
 import math
+import pathlib
 import time
 import uuid
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.guest import protocol, tables, values
+from belljar.guest.marked import Fields, Member, Opaque
 from belljar.guest.values import Unrepresentable, decode, encode
 
 
@@ -89,7 +91,7 @@ everything = st.recursive(
     ),
     max_leaves=20,
 )
-tags = [*values._READERS, "ndarray", "dataframe", "series", "unknown"]
+tags = [*values._READERS, *values._CONTAINERS, *values.TABLES, "unknown"]
 wires = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(tags),
     lambda inner: (
@@ -378,6 +380,10 @@ def test_examples_of_every_documented_tag() -> None:
         "decimal": decimal.Decimal("1.50"),
         "uuid": uuid.UUID(int=5),
         "fraction": fractions.Fraction(1, 3),
+        "path": pathlib.PurePosixPath("a/b"),
+        "object": Opaque.of("Own", "mine"),
+        "member": Member("Colour", "RED", 1),
+        "fields": Fields.of("dataclass", "Point", {"x": 1}),
     }
     tags = {**values._CONTAINERS, **values._READERS}.keys()
     assert samples.keys() | {"floats", "ints"} == tags

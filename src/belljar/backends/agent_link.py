@@ -20,8 +20,8 @@ _HEADER = 8
 _STDOUT, _STDERR = 1, 2
 _MOST_COMPLAINT = 8192
 _MODULES = (
-    "agent", "agent_facts", "agent_files", "agent_guest", "agent_identity", "displays", "drops",
-    "failures", "protocol", "shows", "tables", "values", "worker",
+    "agent", "agent_facts", "agent_files", "agent_guest", "agent_identity", "arrow", "displays",
+    "drops", "extensions", "failures", "marked", "protocol", "shows", "tables", "values", "worker",
 )  # fmt: skip
 _BOOT = """
 import marshal, os, sys

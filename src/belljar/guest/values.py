@@ -11,7 +11,11 @@ is `{"$": tag, "v": ...}`:
     tuple, set, frozenset   [items]             dict        [[key, value], ...] with other keys
     range       [start, stop, step]             timedelta   [days, seconds, microseconds]
     date, time, datetime    ISO 8601            decimal, uuid   text
-    fraction    [numerator, denominator]        ndarray, dataframe, series   see `tables`
+    fraction    [numerator, denominator]        path   [flavour, text]
+    ndarray, dataframe, series, index   see `tables`; arrow, polars   see `arrow`
+    member      {type, name, value} of an enumeration
+    fields      {type, kind, fields} of a dataclass or a model of pydantic
+    object      {type, repr} of anything else, if that is wanted; see `marked`
     floats, ints    a long list of nothing else, as eight bytes each in a buffer
 
 Where the two sides can exchange raw buffers, large binary data (BINARY) is the number of a buffer
@@ -27,6 +31,8 @@ from __future__ import annotations
 
 import sys
 
+from .failures import cut, type_name
+from .marked import Fields, Member, Opaque
 from .protocol import MAX_NODES, MAX_VALUE, NODE, clean
 
 TYPE_CHECKING = False
@@ -54,6 +60,13 @@ _SET = 192
 BINARY = 2048
 # A list of numbers from this length on crosses as a buffer.
 _LONG = 256
+MAX_TYPE = 200
+_MOST_TYPES = 100
+TABLES = frozenset((
+    "ndarray", "dataframe", "series", "index", "arrow", "polars", "polars_series",
+    "period", "interval", "period_array", "interval_array", "categorical",
+))  # fmt: skip
+_LIBRARIES = frozenset(("numpy", "pandas", "polars", "pyarrow"))
 
 
 class Unrepresentable(ValueError):
@@ -74,15 +87,17 @@ def encode(
     max_nodes: int = MAX_NODES,
     budget: int = sys.maxsize,
     buffers: list[Any] | None = None,
+    objects: int = 0,
 ) -> Any:
     """`obj` as JSON values; Unrepresentable if it holds anything that cannot be.
 
     `max_bytes` bounds what is copied, `budget` what the host would have to keep: decoded bytes and
     NODE for each value. Large binary data is appended to `buffers`, if there is such a list: as
-    views of `obj`'s own memory where that can be.
+    views of `obj`'s own memory where that can be. So many objects of unknown types become their
+    `repr`.
     """
     try:
-        return Writer(max_bytes, max_nodes, budget, buffers).write(obj, 0)
+        return Writer(max_bytes, max_nodes, budget, buffers, objects).write(obj, 0)
     except Unrepresentable:
         raise
     except Exception as problem:
@@ -90,16 +105,22 @@ def encode(
         raise Unrepresentable(f"reading it failed: {type(problem).__name__}") from None
 
 
-def decode(wire: object, budget: int = sys.maxsize, buffers: list[Any] | None = None) -> Any:
+def decode(
+    wire: object,
+    budget: int = sys.maxsize,
+    buffers: list[Any] | None = None,
+    opaque: dict[str, int] | None = None,
+) -> Any:
     """The value that `encode` wrote; ValueError for anything that it would not have written.
 
     TooLarge if it takes more than `budget`, in decoded bytes and NODE for each value. `wire` is
     used up: its lists and dicts become those of the value, so that both need not fit into memory.
     `buffers` are those of one or several values, each a BytesIO, or has its two methods; arrays
-    keep theirs.
+    keep theirs. `opaque` is given the types of objects that are only their `repr`, with their
+    numbers.
     """
     try:
-        return Reader(budget, buffers).read(wire, 0)
+        return Reader(budget, buffers, opaque).read(wire, 0)
     except (TypeError, ArithmeticError, LookupError, AttributeError, BufferError) as problem:
         raise ValueError(f"malformed value: {type(problem).__name__}") from None
 
@@ -146,7 +167,9 @@ class Writer:
         max_nodes: int,
         budget: int = sys.maxsize,
         buffers: list[Any] | None = None,
+        objects: int = 0,
     ) -> None:
+        self._objects = objects
         self._bytes = max_bytes
         self._nodes = max_nodes
         self._budget = budget
@@ -265,11 +288,61 @@ class Writer:
                 wire = write(self, base, obj)
                 self.spend(len(wire))
                 return tagged(tag, wire)
-        if "numpy" in sys.modules:
-            from . import tables
+        sent = len(self.buffers or ())
+        try:
+            fields = _fields(obj, kind)
+            if fields is not None:
+                return self._marked(obj, fields, depth)
+            if not _LIBRARIES.isdisjoint(sys.modules):
+                from . import tables
 
-            return tables.write(self, obj, kind, depth)
-        raise Unrepresentable(f"{kind.__module__}.{kind.__qualname__} cannot cross the boundary")
+                return tables.write(self, obj, kind, depth)
+            name = f"{kind.__module__}.{kind.__qualname__}"
+            raise Unrepresentable(f"{name} cannot cross the boundary")
+        except TooLarge:
+            raise
+        except Exception:
+            self._objects -= 1
+            if self._objects < 0:
+                raise
+            if self.buffers:
+                del self.buffers[sent:]  # of what could not be finished
+        from .displays import plain
+
+        return self._opaque(cut(type_name(kind), MAX_TYPE), plain(obj))
+
+    def _opaque(self, kind: str, text: str) -> dict[str, Any]:
+        self.spend(len(kind) + text_size(text))
+        return tagged("object", {"type": clean(kind), "repr": clean(text)})
+
+    def _marked(self, obj: Any, marked: Any, depth: int) -> dict[str, Any]:
+        if depth >= MAX_DEPTH:
+            raise Unrepresentable("it is nested too deeply")
+        kind = cut(marked.type, MAX_TYPE)
+        self.spend(2 * len(kind))
+        if type(marked) is Member:
+            wire = {"name": self.text(marked.name, 0), "value": self.write(marked.value, depth + 1)}
+            return tagged("member", {"type": clean(kind), **wire})
+        fields = {self.text(name, 0): self.write(each, depth + 1) for name, each in marked.items()}
+        return tagged("fields", {"type": clean(kind), "kind": marked.kind, "fields": fields})
+
+
+def _fields(obj: Any, kind: type) -> Any:
+    """What is plain data of an object of the program's own type; None if nothing is."""
+    if kind is Member or kind is Fields:
+        return obj
+    enum, model = _loaded("enum", "Enum"), _loaded("pydantic.main", "BaseModel")
+    if enum is not None and issubclass(kind, enum):
+        return Member(type_name(kind), obj._name_, obj._value_)
+    if model is not None and issubclass(kind, model):
+        return Fields.of("model", type_name(kind), obj.model_dump())
+    declared = getattr(kind, "__dataclass_fields__", None)
+    if type(declared) is dict and "dataclasses" in sys.modules:
+        field = sys.modules["dataclasses"]._FIELD
+        names = [name for name, each in declared.items() if each._field_type is field]
+        found = {name: getattr(obj, name) for name in names}
+        return Fields.of("dataclass", type_name(kind), found)
+    return None
 
 
 def _packed(obj: list[Any], code: str) -> Any:
@@ -296,7 +369,16 @@ def _fraction(writer: Writer, base: Any, obj: Any) -> Any:
     return [writer.integer(part, 0) for part in pair]
 
 
+def _path(writer: Writer, base: Any, obj: Any) -> list[str]:
+    pathlib = sys.modules["pathlib"]
+    windows = issubclass(type(obj), pathlib.PureWindowsPath)
+    flavour = "path" if issubclass(type(obj), pathlib.Path) else "windows" if windows else "posix"
+    return [flavour, writer.text(base.__str__(obj), 0)]
+
+
 _WRITERS: dict[type, Callable[[Writer, Any, int], Any]] = {
+    Opaque: lambda w, obj, depth: w._opaque(obj.type, str.__str__(obj)),
+    Fields: lambda w, obj, depth: w._marked(obj, obj, depth),
     str: Writer.text,
     int: Writer.integer,
     float: Writer.real,
@@ -337,14 +419,21 @@ _LAZY_WRITERS: tuple[tuple[str, str, str, Callable[[Writer, Any, Any], Any]], ..
     ("decimal", "Decimal", "decimal", lambda w, base, obj: base.__str__(obj)),
     ("fractions", "Fraction", "fraction", _fraction),
     ("uuid", "UUID", "uuid", lambda w, base, obj: base.__str__(obj)),
+    ("pathlib", "PurePath", "path", _path),
 )
 
 
 class Reader:
     """One decoding with its budget, which `tables` shares."""
 
-    def __init__(self, budget: int, buffers: list[Any] | None = None) -> None:
+    def __init__(
+        self,
+        budget: int,
+        buffers: list[Any] | None = None,
+        opaque: dict[str, int] | None = None,
+    ) -> None:
         self._budget = budget
+        self._of_type = opaque if opaque is not None else {}
         self._buffers = buffers if buffers is not None else []
 
     def spend(self, size: int) -> None:
@@ -381,7 +470,7 @@ class Reader:
         tag, inner = wire["$"], wire.get("v")
         if len(wire) != 2 or "v" not in wire or type(tag) is not str:
             raise ValueError("a tagged value has exactly a tag and a value")
-        if tag in ("ndarray", "dataframe", "series"):
+        if tag in TABLES:
             from . import tables
 
             return tables.read(self, tag, inner, depth)
@@ -422,6 +511,38 @@ class Reader:
             packed.byteswap()
         return packed.tolist()
 
+    def opaque(self, wire: Any) -> Opaque:
+        kind, text = self._parts(wire, "type", "repr")
+        if len(self._of_type) < _MOST_TYPES or kind in self._of_type:
+            self._of_type[kind] = self._of_type.get(kind, 0) + 1
+        self.spend(NODE + len(kind) + text_size(expect(str, text)))
+        return Opaque.of(kind, text)
+
+    def member(self, wire: Any, depth: int) -> Member:
+        check_depth(depth)
+        kind, name, value = self._parts(wire, "type", "name", "value")
+        self.spend(2 * NODE + len(kind) + text_size(expect(str, name)))
+        return Member(kind, name, self.read(value, depth + 1))
+
+    def fields(self, wire: Any, depth: int) -> Fields:
+        check_depth(depth)
+        name, kind, fields = self._parts(wire, "type", "kind", "fields")
+        if kind not in ("dataclass", "model"):
+            raise ValueError("fields of something else")
+        self.spend(4 * NODE + len(name))
+        for key, item in expect(dict, fields).items():
+            self.spend(NODE + text_size(key))
+            fields[key] = self.read(item, depth + 1)
+        return Fields.of(kind, name, fields)
+
+    def _parts(self, wire: Any, *names: str) -> list[Any]:
+        """The fields of an object that begins with the name of a type."""
+        if expect(dict, wire).keys() != set(names):
+            raise ValueError("other fields")
+        if len(expect(str, wire["type"])) > MAX_TYPE:
+            raise ValueError("too long a name of a type")
+        return [wire[name] for name in names]
+
     def items(self, wire: Any, depth: int) -> list[Any]:
         check_depth(depth)
         items: list[Any] = expect(list, wire)
@@ -432,6 +553,8 @@ class Reader:
 
 def _payload(tag: str, inner: Any) -> int:
     """Bytes that a tagged value without other values in it takes besides its node, at most."""
+    if tag == "path":
+        return 8 * NODE + 2 * text_size(expect(str, expect(list, inner, 2)[1]))
     if type(inner) is not str:
         longest = _MAX_FRACTION_BITS // 8
         parts = (part.bit_length() // 8 if type(part) is int else longest for part in inner)
@@ -535,6 +658,19 @@ def _read_timedelta(wire: Any, depth: int) -> Any:
     return timedelta(*_read_integers(wire, 3))
 
 
+def _read_path(wire: Any, depth: int) -> Any:
+    import pathlib
+
+    flavour, text = expect(list, wire, 2)
+    if flavour not in ("path", "posix", "windows") or "\0" in expect(str, text):
+        raise ValueError("not a path")
+    if flavour == "windows":
+        return pathlib.PureWindowsPath(text)
+    # A guest's own kind of path, not the host's: on Windows they differ.
+    native = flavour == "path" and sys.platform != "win32"
+    return pathlib.Path(text) if native else pathlib.PurePosixPath(text)
+
+
 def _read_moment(name: str) -> Callable[[Any, int], Any]:
     def read_iso(wire: Any, depth: int) -> Any:
         import datetime
@@ -551,6 +687,9 @@ _CONTAINERS: dict[str, Callable[[Reader, Any, int], Any]] = {
     "floats": lambda reader, wire, depth: reader.numbers(wire, "d", depth),
     "ints": lambda reader, wire, depth: reader.numbers(wire, "q", depth),
     "tuple": lambda reader, wire, depth: tuple(reader.items(wire, depth)),
+    "object": lambda reader, wire, depth: reader.opaque(wire),
+    "member": lambda reader, wire, depth: reader.member(wire, depth),
+    "fields": lambda reader, wire, depth: reader.fields(wire, depth),
     "set": _read_set,
     "frozenset": lambda reader, wire, depth: frozenset(_read_set(reader, wire, depth)),
     "dict": _read_dict,
@@ -567,4 +706,5 @@ _READERS: dict[str, Callable[[Any, int], Any]] = {
     "decimal": _read_decimal,
     "fraction": _read_fraction,
     "uuid": _read_uuid,
+    "path": _read_path,
 }

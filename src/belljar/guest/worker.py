@@ -39,6 +39,8 @@ _BALLAST = 4 << 20
 _BUDGET = {"value": protocol.DEFAULT_VALUE, "copy": protocol.DEFAULT_VALUE, "displays": 16 << 20}
 _OUT_OF_MEMORY = b'{"type":"MemoryError","message":"","traceback":"","memory":true}'
 _ANONYMOUS = "<belljar>"
+# How many objects without a typed form a value may have: each of them is asked for its `repr`.
+_MOST_OBJECTS = 1000
 # Read through the base class: an exception's own attributes are the program's.
 _TRACEBACK = BaseException.__dict__["__traceback__"]
 _EXIT_CODE = SystemExit.__dict__["code"]
@@ -255,8 +257,10 @@ class Interpreter:
         try:
             budget, copy = self._budget["value"], self._budget["copy"]
             buffers: list[Any] | None = [] if self.channel.raw else None
-            wire = values.encode(value, copy, protocol.MAX_NODES, budget, buffers)
-            table = _is_table(wire)
+            wire = values.encode(
+                value, copy, protocol.MAX_NODES, budget, buffers, objects=_MOST_OBJECTS
+            )
+            table = _is_shown(wire)
             payload = protocol.dumps(wire)
             protocol.check_shape(payload, protocol.nodes(budget))
             if len(payload) + sum(map(len, buffers or ())) > protocol.room(budget):
@@ -275,7 +279,7 @@ class Interpreter:
             field, reason = "value", str(problem)
         except BaseException as problem:
             field, reason = "", failures.message(problem)
-        if crossed and type(value).__module__ == "builtins":
+        if crossed and type(value).__module__ == "builtins" and not table:
             return
         from . import displays
 
@@ -433,8 +437,9 @@ def _restore_recursion() -> None:
         sys.setrecursionlimit(1000)
 
 
-def _is_table(wire: object) -> bool:
-    return type(wire) is dict and wire.get("$") in ("ndarray", "dataframe", "series")
+def _is_shown(wire: object) -> bool:
+    """Whether what a value looks like says something that its typed form does not."""
+    return type(wire) is dict and (wire.get("$") in values.TABLES or wire.get("$") == "object")
 
 
 def _print(error: BaseException, trace: TracebackType | None, text: str) -> None:

@@ -60,7 +60,7 @@ _ALL = (
 
 
 # The worker and what it imports, in that order.
-_WORKER = ("protocol", "failures", "shows", "values", "worker")
+_WORKER = ("protocol", "failures", "marked", "shows", "values", "worker")
 
 
 def main(control: int, guest: str, worker: bool) -> None:

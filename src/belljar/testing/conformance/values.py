@@ -5,10 +5,12 @@ from __future__ import annotations
 import datetime
 import json
 import math
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
 
+from ...guest.marked import Member, Opaque
 from ...types import Result
 from .harness import Backed, Jar
 
@@ -164,23 +166,40 @@ class Values(Backed):
         assert result.value == b"x" * 70_000_000
         assert dropped(jar.run(code, memory=room, timeout=60))  # the control arm
 
-    @pytest.mark.parametrize(
-        ("code", "name"),
-        [
-            ("import pathlib; pathlib.PurePosixPath('a')", "PurePosixPath"),
-            ("import enum\nclass Colour(enum.Enum): RED = 1\nColour.RED", "Colour"),
-            ("[1, object()]", "list of 2 items"),
-        ],
-        ids=["path", "enum", "inside a list"],
-    )
-    def test_a_value_without_a_form_is_dropped_and_said_so(
-        self, jar: Jar, code: str, name: str
-    ) -> None:
-        result = jar.run(code)
+    def test_objects_of_a_program_come_back_as_marked_plain_data(self, jar: Jar) -> None:
+        result = jar.run("""
+            import dataclasses, enum, pathlib
+
+            class Colour(enum.Enum):
+                RED = (1, 2)
+
+            @dataclasses.dataclass
+            class Point:
+                x: int
+                colour: Colour
+
+            class Own:
+                def __repr__(self):
+                    return "mine"
+
+            red = Colour.RED
+            [pathlib.PurePosixPath("a/b"), pathlib.Path("c"), red, Point(1, red), Own()]
+            """)
         assert result.success, result
-        assert (result.value, result.truncated) == (None, False)
-        (warning,) = dropped(result)
-        assert name in warning
+        pure, path, colour, point, own = result.value
+        assert (pure, path) == (PurePosixPath("a/b"), Path("c"))
+        assert colour == Member("Colour", "RED", (1, 2))
+        assert (point, point.type, point.kind) == ({"x": 1, "colour": colour}, "Point", "dataclass")
+        assert (own, own.type, type(own)) == ("mine", "Own", Opaque)
+        assert same(
+            result.to_dict()["value"][4], {"$": "object", "v": {"type": "Own", "repr": "mine"}}
+        )
+        (warning,) = [text for text in result.warnings if text.startswith("the value ")]
+        assert "of type Own: " in warning
+        again = jar.run("given", context={"given": result.value})
+        assert again.success, again
+        assert [*map(type, again.value)] == [*map(type, result.value)]
+        assert again.value == result.value
 
     def test_a_small_value_that_grows_when_it_is_read_is_dropped(self, jar: Jar) -> None:
         """Every cell of an array of text takes as much as its longest one: 200 KB become 61 MB."""

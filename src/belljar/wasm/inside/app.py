@@ -18,7 +18,17 @@ import sys
 
 import wit_world
 
-from ...guest import displays, drops, failures, protocol, tables, values, worker
+from ...guest import (
+    arrow,
+    displays,
+    drops,
+    extensions,
+    failures,
+    protocol,
+    tables,
+    values,
+    worker,
+)
 from . import stdlib, world
 
 TYPE_CHECKING = False
@@ -275,7 +285,8 @@ _kept[:] = [bytes(_BALLAST)]
 _channel = Channel(wit_world.send)
 _interpreter = Interpreter(_channel)  # type: ignore[arg-type]
 _settled: list[str] = []
-_LOADED = (displays, drops, failures, tables)  # at the end there may be nothing left to import with
+# At the end there may be nothing left to import with.
+_LOADED = (arrow, displays, drops, extensions, failures, tables)
 importlib.invalidate_caches()
 sys.path_importer_cache.clear()
 gc.collect()
