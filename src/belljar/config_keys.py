@@ -111,6 +111,16 @@ def _bool(key: str, given: object) -> bool:
 def _user(key: str, given: object) -> str:
     if isinstance(given, str) and (match := re.fullmatch(r"(\d{1,9})(?::(\d{1,9}))?", given)):
         return f"{match[1]}:{match[2] or match[1]}"
+    if isinstance(given, str) and re.fullmatch(r"[a-z_][a-z0-9_-]*", given) and given != "root":
+        try:
+            import pwd
+
+            entry = pwd.getpwnam(given)
+        except (ImportError, KeyError):
+            problem = f"this host has no user {given!r}"
+            raise ConfigError(key, problem, fix="write uid:gid") from None
+        if entry.pw_uid:
+            return f"{entry.pw_uid}:{entry.pw_gid or entry.pw_uid}"
     raise ConfigError(key, f"{given!r} is not uid:gid", fix='write numbers, as in "1000:1000"')
 
 

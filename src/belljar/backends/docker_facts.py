@@ -39,6 +39,8 @@ class EngineFacts:
     # Whether something counts the buffers of sockets: version 2 of control groups does; for version
     # 1 Belljar sets the limit, if this is the engine's machine and Belljar may write there.
     sockets_counted: bool
+    apparmor: bool = False
+    selinux: bool = False
     here: bool  # whether this is the engine's machine
 
     @property
@@ -112,6 +114,8 @@ def read(
         cpu=limits("CpuCfsQuota", "cpu"),
         pids=limits("PidsLimit", "pids"),
         seccomp="name=seccomp" in security,
+        apparmor="name=apparmor" in security,
+        selinux="name=selinux" in security,
         cores=int(info.get("NCPU") or 1),
         bridge=bridge,
         runtimes=tuple(sorted(info.get("Runtimes") or {})),

@@ -32,7 +32,7 @@ def enforcement(
     if mounts and not problem and "user" in active:
         problem = not_writable(policy, request, facts, user, gvisor=gvisor)
     report["network"] = _network(policy, facts, active, gvisor, mounts)
-    report["filesystem"] = _filesystem(policy, active, gvisor, problem)
+    report["filesystem"] = _filesystem(policy, facts, active, gvisor, problem)
     report["mounts"] = _mounts(request, policy, problem)
     report |= besides_limits(
         policy, request, active, "no sockets, no memory files, no changed affinity"
@@ -136,7 +136,9 @@ def _network(
     return enforced(f"{by}, seccomp for other socket families{named}")
 
 
-def _filesystem(policy: Policy, active: frozenset[str], gvisor: bool, problem: str) -> Enforcement:
+def _filesystem(
+    policy: Policy, facts: EngineFacts, active: frozenset[str], gvisor: bool, problem: str
+) -> Enforcement:
     if problem and (policy.filesystem.read_only or policy.filesystem.read_write):
         return absent(problem)
     parts = [
@@ -145,9 +147,20 @@ def _filesystem(policy: Policy, active: frozenset[str], gvisor: bool, problem: s
         *(["no capabilities", "no new privileges"] if "capabilities" in active else []),
         *(["a user of the run's own"] if "user" in active else ["as root"]),
         *(["our seccomp profile"] if "seccomp" in active else []),
+        *_of_the_engine(facts, gvisor),
         *protect.given_up(policy),
     ]
     return enforced(", ".join(parts))
+
+
+def _of_the_engine(facts: EngineFacts, gvisor: bool) -> Iterator[str]:
+    """What the engine adds by itself, where it is set up so."""
+    if facts.remapped or facts.rootless:
+        yield "user ids that the host does not know (a user namespace of the engine's)"
+    if facts.apparmor and not gvisor:
+        yield "the engine's AppArmor profile"
+    if facts.selinux and not gvisor:
+        yield "SELinux labels"
 
 
 def _mounts(request: Request, policy: Policy, problem: str) -> Enforcement:

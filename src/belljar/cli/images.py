@@ -21,6 +21,8 @@ examples:
   belljar images build --from-dockerfile     from a registry's base image instead
   belljar images remove python
   belljar images pull ruby:3.3               one of others, from its registry: a run never does that
+  belljar images scan                        known holes in ours, by Trivy or Grype where installed
+  belljar images scan ruby:3.3 --fail-on high
 
 images:
 """ + "\n".join(f"  {kind:<8} {purpose}" for kind, purpose in names.KINDS.items()) + """
@@ -32,7 +34,11 @@ inside it. The engine is the one of `docker_host` in belljar.toml or of DOCKER_H
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "action", nargs="?", default="list", metavar="list|build|remove|pull", help="default: list"
+        "action",
+        nargs="?",
+        default="list",
+        metavar="list|build|remove|pull|scan",
+        help="default: list",
     )
     parser.add_argument(
         "images", nargs="*", metavar="IMAGE", help="python (default of build), node, bash or data"
@@ -45,12 +51,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--base", metavar="IMAGE", help="with --from-dockerfile: build on this image"
     )
+    parser.add_argument(
+        "--fail-on",
+        metavar="SEVERITY",
+        default="critical",
+        help="with scan: exit code 1 for findings of this severity or above (default: critical)",
+    )
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress on stderr")
     add_common(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    actions = {"list": _list, "build": _build, "remove": _remove, "pull": _pull}
+    actions = {"list": _list, "build": _build, "remove": _remove, "pull": _pull, "scan": _scan}
     action = actions.get(args.action)
     if action is None:
         raise UsageError(f"there is no action {args.action!r}", fix=f"one of: {', '.join(actions)}")
@@ -137,6 +149,38 @@ def _pull(api: Api, args: argparse.Namespace) -> int:
     else:
         terminal.show("\n".join(f"pulled {name}" for name in args.images))
     return 0
+
+
+def _scan(api: Api, args: argparse.Namespace) -> int:
+    from ..images import scan, store
+
+    if args.fail_on not in scan.SEVERITIES:
+        known = ", ".join(scan.SEVERITIES)
+        raise UsageError(f"--fail-on: {args.fail_on!r} is not one of {known}")
+    scan.scanner()  # before anything is looked for
+    wanted = args.images or [image.name for image in store.images(api)]
+    wanted = [names.image_name(name) if name in names.KINDS else name for name in wanted]
+    if not wanted:
+        raise UsageError("there is no image to scan", fix="belljar images build, or name one")
+    for name in wanted:
+        if not store.exists(api, name):
+            raise names.missing(name, f"the engine at {api.path}")
+    found = []
+    for name in wanted:
+        if not args.quiet:
+            _progress(f"scanning {name}")
+        found.append(scan.scan(api, name))
+    failed = [each for each in found if each.reaches(args.fail_on)]
+    if args.json:
+        print_json({"images": [each.to_dict() for each in found], "failed": len(failed)})
+    else:
+        rows = [("image", "digest", "scanner", "findings", "verdict")]
+        for each in found:
+            counts = ", ".join(f"{number} {word}" for word, number in each.counts.items())
+            verdict = "failed" if each in failed else "passed"
+            rows.append((each.image, each.digest[:19], each.scanner, counts or "none", verdict))
+        terminal.show(terminal.visible(summary.table(rows)))
+    return 1 if failed else 0
 
 
 def _progress(line: str) -> None:
