@@ -10,6 +10,7 @@ from typing import Any
 from belljar.backends import agent_link
 from belljar.backends.base import never
 from belljar.backends.docker_watch import AgentWatch
+from belljar.backends.pieces import Pieces
 from belljar.capture import HeadTail
 from belljar.collect import MAX_NAMES
 from belljar.guest import agent, protocol
@@ -48,7 +49,7 @@ def watched(*packets: tuple[int, Any]) -> AgentWatch:
         container,
         run="r",
         start=[],
-        program=b"",
+        program=Pieces([]),
         stdin=b"",
         timeout=10.0,
         captured={name: HeadTail(1 << 16) for name in ("stdout", "stderr")},

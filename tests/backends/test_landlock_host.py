@@ -59,7 +59,7 @@ ANSWERS: dict[str, Any] = {
     "unseen_files": [["limit", "disk", 0], True],
     "unreadable": ["limit", "disk", 0],
     "hoard": ["error", "PermissionError"],
-    "processor": ["timeout", "cpu"],
+    "processor": ["timeout", True],
     "timeout": ["timeout", "timeout", 0],
     "left": [],
 }

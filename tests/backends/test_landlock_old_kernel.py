@@ -79,5 +79,5 @@ def test_where_there_is_no_disk_the_refusal_names_the_way_out(
     tmp_in_memory.setattr(landlock_plan, "_ON_DISK", "/nonexistent")
     with pytest.raises(PolicyUnenforceable) as refusal:
         run("1", min_isolation="landlock")
-    assert "/dev/shm is in memory (tmpfs)" in str(refusal.value)
+    assert "/dev/shm is in memory: set TMPDIR to a directory on a disk" in str(refusal.value)
     assert "set TMPDIR to a directory on a disk" in str(refusal.value)

@@ -44,6 +44,11 @@ platform, source, blocked, names, skipped, neutral = json.loads(sys.argv[1])
 import argparse, asyncio, ctypes, importlib, multiprocessing, pkgutil, platform as _, select, shutil
 import socket, subprocess, tempfile, threading, tomllib, importlib.metadata, inspect, fnmatch
 import urllib.request
+for optional in ("uvicorn", "mcp.server"):  # these too know for themselves what platform it is
+    try:
+        importlib.import_module(optional)
+    except ImportError:
+        pass
 for name in blocked:
     sys.modules[name] = None
 for module, gone in names.items():

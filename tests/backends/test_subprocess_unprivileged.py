@@ -47,7 +47,7 @@ COMMON: dict[str, Any] = {
     "uncounted_memory": ["EPERM", "EPERM"],
     "disk": ["limit", "disk"],
     "small_files": ["limit", "disk"],
-    "processor": ["timeout", True, True],
+    "processor": ["timeout", True],
     "affinity": ["EPERM"],
     "cancelled": ["killed", None],
     "broken_callback": "enough",
