@@ -15,8 +15,8 @@ import unprivileged
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar import collect
 from belljar.errors import RequestError
+from belljar.files import collect
 from belljar.types import Result, Status
 
 

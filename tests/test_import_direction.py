@@ -44,10 +44,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "trusted_imports": (),
     "events": (*CORE, "trusted_imports"),
     "capture": (),
-    "collect": CORE,
+    "files": CORE,
     "languages": (*CORE, "config", "interpreter", "language_file", "language_host"),
     "language_file": (
-        *CORE, "collect", "config", "languages", "linux", "trusted_imports",
+        *CORE, "files", "config", "languages", "linux", "trusted_imports",
     ),
     "language_host": (*CORE, "interpreter"),
     "interpreter": CORE,
@@ -62,7 +62,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "config_keys": CORE,
     # Backends sit below the engine and know nothing of the edges.
     "backends": (
-        *CORE, "capture", "collect", "docker_api", "events", "guest", "images.names",
+        *CORE, "capture", "files", "docker_api", "events", "guest", "images.names",
         "interpreter", "language_host", "languages", "lint", "lint_rules", "linux", "report",
         "trusted_imports", "wasm",
     ),
@@ -77,12 +77,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "log": (),
     "exit_codes": CORE,
     "engine": (
-        *CORE, "backends", "collect", "config", "events", "explanation", "languages", "lint",
+        *CORE, "backends", "files", "config", "events", "explanation", "languages", "lint",
         "log", "retrying", "stores", "selection", "trusted_imports",
     ),
     "async_runs": (*CORE, "backends", "trusted_imports"),
     "api": (
-        *CORE, "async_runs", "backends", "collect", "config", "engine", "events", "languages",
+        *CORE, "async_runs", "backends", "files", "config", "engine", "events", "languages",
         "libraries", "trusted_imports",
     ),
     "doctor": (*CORE, "backends", "config", "engine", "languages", "linux", "interpreter"),

@@ -9,12 +9,13 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from . import collect, languages, libraries
+from . import languages, libraries
 from .backends.base import Cancel, Plan
 from .config import Settings, load
 from .engine import Engine
 from .errors import RequestError
 from .events import Emit, Event, Output, RunFailed, RunFinished
+from .files import collect
 from .policy import Policy
 from .policy_fields import checked_path, normal_path, parse_mount
 from .records import plain, replace

@@ -354,7 +354,7 @@ def _level_of_list(policy: Policy) -> str | None:
 def _not_found(outputs: tuple[str, ...], result: Result) -> Iterator[str]:
     """A warning for each glob of `outputs` that the run left nothing for."""
     if outputs:
-        from . import collect
+        from .files import collect
 
         for glob in collect.unmatched(outputs, result.files):
             if glob.strip("*/"):  # else it asks for whatever there is

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from . import languages, policy_fields, trusted_imports, units
-from .collect import checked_name
 from .config import read_bytes
 from .errors import ConfigError, LanguageUnknown, PolicyError, RequestError
+from .files.collect import checked_name
 from .records import replace
 from .types import Language, Place
 

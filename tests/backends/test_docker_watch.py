@@ -12,7 +12,7 @@ from belljar.backends.base import never
 from belljar.backends.docker_watch import AgentWatch
 from belljar.backends.pieces import Pieces
 from belljar.capture import HeadTail
-from belljar.collect import MAX_NAMES
+from belljar.files.collect import MAX_NAMES
 from belljar.guest import agent, protocol
 from belljar.report import Report
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from belljar import collect
 from belljar.api import Runner, build_request
 from belljar.backends import shelves
 from belljar.backends.jail import JailBackend
 from belljar.config import Settings
 from belljar.engine import Engine
+from belljar.files import collect
 from belljar.linux import probe, slot
 from belljar.linux.keeper import Keeper
 from belljar.testing.hostile.snapshot import descendants

@@ -9,7 +9,7 @@ import pytest
 
 from belljar.backends import outcome
 from belljar.backends.base import Plan
-from belljar.collect import Collected
+from belljar.files.collect import Collected
 from belljar.policy import Isolation, level_policy
 from belljar.report import Report
 from belljar.types import Request

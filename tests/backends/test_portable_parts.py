@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from belljar import collect
 from belljar.backends import portable_files, portable_posix, portable_windows
 from belljar.backends.portable_posix import PosixTree
 from belljar.backends.portable_tree import Launch
 from belljar.errors import BackendFailed, RequestError
+from belljar.files import collect
 from belljar.guest import protocol
 from belljar.report import Report, run_frame
 from belljar.testing.conformance.harness import marked_processes

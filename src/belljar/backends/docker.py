@@ -37,10 +37,10 @@ import time
 import weakref
 from types import MappingProxyType
 
-from .. import collect
 from ..docker_api import Api, ApiError, connect
 from ..errors import BackendFailed, BackendUnavailable, BelljarError, RequestError
 from ..events import Emit
+from ..files import collect
 from ..images import names
 from ..policy import Isolation, Policy
 from ..records import replace

@@ -13,8 +13,8 @@ import stat
 from typing import Any
 
 from .. import languages
-from ..collect import MAX_BYTES, MAX_DEPTH, MAX_FILES, MAX_SECONDS
 from ..errors import BackendUnavailable, RequestError
+from ..files.collect import MAX_BYTES, MAX_DEPTH, MAX_FILES, MAX_SECONDS
 from ..images.names import image_for, image_name
 from ..linux import remap
 from ..linux.cgroup import SOCKETS_PART

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..capture import HeadTail
-from ..collect import MAX_BYTES, MAX_FILES, MAX_SECONDS, Collected, checked_name
 from ..errors import (
     BackendFailed,
     BackendUnavailable,
@@ -20,6 +19,7 @@ from ..errors import (
     RequestError,
 )
 from ..events import Emit, Output
+from ..files.collect import MAX_BYTES, MAX_FILES, MAX_SECONDS, Collected, checked_name
 from ..guest import agent, protocol
 from ..records import record
 from ..report import Report

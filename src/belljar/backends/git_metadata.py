@@ -29,7 +29,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
-from .. import collect
+from ..files import collect
 from . import git_index
 
 # Empty, or `.` in `commondir`, they change nothing for git 2.39; see `placeholder`.

@@ -16,9 +16,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from .. import collect, languages
+from .. import languages
 from ..errors import BackendFailed
 from ..events import Displayed, Emit, Output
+from ..files import collect
 from ..guest import protocol
 from ..guest.worker import Channel, Interpreter
 from ..lint_rules import Rules

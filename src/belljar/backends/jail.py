@@ -33,9 +33,10 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
-from .. import collect, languages
+from .. import languages
 from ..errors import BackendFailed
 from ..events import Emit
+from ..files import collect
 from ..policy import Isolation, Policy
 from ..records import replace
 from ..types import Enforcement, Request, Result

@@ -41,9 +41,10 @@ from contextlib import ExitStack
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from .. import collect, languages
+from .. import languages
 from ..errors import BackendFailed, SetupFailed
 from ..events import Emit
+from ..files import collect
 from ..interpreter import can_reach
 from ..policy import Isolation, Policy
 from ..records import plain, replace

@@ -27,9 +27,9 @@ from contextlib import ExitStack
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from .. import collect
 from ..errors import BackendFailed, BackendUnavailable, SetupFailed
 from ..events import Emit
+from ..files import collect
 from ..guest import protocol
 from ..linux import root
 from ..policy import Isolation, Policy

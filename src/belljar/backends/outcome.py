@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ..capture import HeadTail
-from ..collect import bounded
 from ..events import Displayed, Emit
+from ..files.collect import bounded
 from ..report import NO_BUDGETS, Budgets, Report, budgets
 from ..types import Display, KillProof, Result, Usage
 from .verdict import Ending, judge, says_disk
 
 if TYPE_CHECKING:
-    from ..collect import Collected
+    from ..files.collect import Collected
     from ..linux.cgroup import Group
     from .base import Plan
     from .supervise import Ended, Watch

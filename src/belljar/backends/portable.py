@@ -33,9 +33,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
 
-from .. import collect
 from ..errors import BackendFailed, ConfigError, PolicyUnenforceable
 from ..events import Emit
+from ..files import collect
 from ..policy import Isolation, Policy
 from ..records import replace
 from ..report import run_pieces

@@ -12,8 +12,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from .. import collect
-from ..collect import Collected, Stamp
+from ..files import collect
+from ..files.collect import Collected, Stamp
 from ..types import File
 
 

@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from .. import collect
+from ..files import collect
 from ..policy import Policy
 from ..types import Request
 

@@ -18,8 +18,8 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
-from .. import collect
 from ..errors import BackendFailed
+from ..files import collect
 
 _NAME = re.compile(r"belljar-(\d+)-\w+")
 

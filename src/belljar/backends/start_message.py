@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from .. import collect, languages
+from .. import languages
 from ..errors import RequestError
+from ..files import collect
 from ..guest.protocol import MAX_HOST_FRAME
 from ..linux import root
 from ..report import Budgets, run_fields, run_pieces

@@ -33,9 +33,10 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from .. import collect, languages
+from .. import languages
 from ..errors import BackendFailed, ConfigError, SetupFailed
 from ..events import Emit
+from ..files import collect
 from ..guest import protocol
 from ..interpreter import can_reach
 from ..policy import Isolation, Policy

@@ -35,9 +35,10 @@ from contextlib import ExitStack
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from .. import collect, languages
+from .. import languages
 from ..errors import BackendFailed, BackendUnavailable, RequestError
 from ..events import Emit
+from ..files import collect
 from ..guest import protocol
 from ..linux import root
 from ..policy import Filesystem, Isolation, Policy

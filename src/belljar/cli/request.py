@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from .. import policy_fields
-from ..collect import checked_name
 from ..config_keys import from_text
+from ..files.collect import checked_name
 from . import terminal
 from .arguments import Parser, UsageError, add_common
 

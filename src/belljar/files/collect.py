@@ -15,8 +15,8 @@ import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
-from .errors import RequestError
-from .types import File
+from ..errors import RequestError
+from ..types import File
 
 MAX_FILES = 1000
 MAX_BYTES = 64 << 20
