@@ -131,8 +131,8 @@ def _disk(mode: Children, policy: Policy, active: frozenset[str]) -> Enforcement
     demanding = not Isolation.PROCESS.at_least(policy.min_isolation)
     if demanding and mode == "one" and not landlock_plan.writes_are_counted(base):
         held = (
-            f"{base} is in memory: set TMPDIR to a directory on a disk, where the kernel counts what"
-            f" is written; {held}"
+            f"{base} is in memory: set TMPDIR to a directory on a disk, where the kernel counts "
+            f"what is written; {held}"
         )
     return best_effort(held)
 
