@@ -261,6 +261,23 @@ def test_sockets_with_a_name_are_closed_beside_mounts_without_a_network(tmp_path
             if seccomp_jail.AF_UNIX & condition["value"] == condition["valueTwo"]
         }
         assert found == {unix}
+    # A datagram pair can be turned to any name: 2 is its kind.
+    for document, kinds in ((open_profile, set(range(16))), (closed, {1, 5})):
+        assert {kind for kind in range(16) if pair_of(document, 1, kind)} == kinds
+        assert not pair_of(document, 2, 1)
+
+
+def pair_of(document: dict[str, Any], family: int, kind: int) -> bool:
+    """Whether the profile lets a program make this pair; it must say so in one voice."""
+    given = (family, kind | 0o2000000)  # SOCK_CLOEXEC
+    actions = {
+        rule["action"]
+        for rule in document["syscalls"]
+        if rule["names"] == ["socketpair"]
+        and all(given[each["index"]] & each["value"] == each["valueTwo"] for each in rule["args"])
+    }
+    assert len(actions) == 1, (given, actions)
+    return actions == {"SCMP_ACT_ALLOW"}
 
 
 def test_in_gvisor_the_agent_is_another_user_than_the_guest() -> None:

@@ -217,6 +217,9 @@ def test_a_run_without_a_network_of_its_own_makes_pairs_of_sockets_and_no_others
     pair = "socket.socketpair()[0].close()\n"
     assert warm.run(UNREAD + pair + SOCKETS).value == (97, 97, 97)
     assert warm.run("import socket\n" + UNREAD + pair + SOCKETS).value == (None, None, None)
+    datagrams = UNREAD + "socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].close()"
+    assert "Protocol not supported" in str(warm.run(datagrams).error)
+    assert warm.run("import socket\n" + datagrams).success
 
 
 def test_no_two_runs_at_a_time_are_in_one_network(warm: Jar) -> None:

@@ -100,6 +100,19 @@ def test_sockets_are_of_the_families_given(machine: str) -> None:
     assert decide(program, machine, numbers["socketpair"], 2) == ERRNO | errno.EAFNOSUPPORT
 
 
+def test_only_pairs_that_stay_connected_are_made_without_unix_sockets(machine: str) -> None:
+    number = syscall_table.numbers(machine)["socketpair"]
+    with_names = seccomp_jail.delta((1,), memfd=True, affinity=True, machine=machine)
+    without = seccomp_jail.delta((2,), memfd=True, affinity=True, machine=machine)
+    for kind in range(16):
+        for flags in (0, 0o2004000):  # SOCK_CLOEXEC, SOCK_NONBLOCK
+            expected = ALLOW if kind in (1, 5) else ERRNO | errno.EPROTONOSUPPORT
+            assert decide(without, machine, number, 1, kind | flags) == expected
+            assert decide(with_names, machine, number, 1, kind | flags) == ALLOW
+    for program in (with_names, without):
+        assert decide(program, machine, number, 2, 1) == ERRNO | errno.EAFNOSUPPORT
+
+
 def test_no_device_and_no_set_id_file_can_be_made(machine: str) -> None:
     program = seccomp_jail.base(machine)
     numbers = syscall_table.numbers(machine)

@@ -33,8 +33,9 @@ def profile(
 ) -> str:
     """The JSON that `seccomp=` takes, for an engine on `machine`.
 
-    `families` are the sockets that a program may open, "unix" and "inet"; pairs it always may. The
-    strict one has no sockets, no memory that is a file's, and no change of affinity.
+    `families` are the sockets that a program may open, "unix" and "inet"; pairs it always may, but
+    without "unix" only those that stay connected. The strict one has no sockets, no memory that is
+    a file's, and no change of affinity.
     """
     jail = seccomp_jail
     closed = [*jail.CLOSED, *(name for name in jail.SETUP if name != "clone3")]
@@ -52,7 +53,7 @@ def profile(
         _rule(unknown, "SCMP_ACT_ERRNO", error=errno.ENOSYS),
         *_unless_bits("clone", 0, jail.NAMESPACES | jail.CLONE_PARENT),
         *_families("socket", opened),
-        *_families("socketpair", (jail.AF_UNIX,)),
+        *_pairs(any_kind=jail.AF_UNIX in opened),
         *_unless("ioctl", 1, jail.TERMINAL_INPUT, errno.EPERM),
         *_unless("fcntl", 1, seccomp.REFUSED_FCNTLS, errno.EPERM),
         *_maps(shared=not strict),
@@ -117,6 +118,22 @@ def _families(name: str, families: tuple[int, ...]) -> list[dict[str, Any]]:
         condition = _masked(0, mask, value)
         rules.append(_rule([name], "SCMP_ACT_ERRNO", condition, error=errno.EAFNOSUPPORT))
     return rules
+
+
+def _pairs(*, any_kind: bool) -> list[dict[str, Any]]:
+    """socketpair for AF_UNIX; unless `any_kind`, as `seccomp.connected_pairs`."""
+    rules = _families("socketpair", (seccomp_jail.AF_UNIX,))
+    if any_kind:
+        return rules
+    family, mask = _masked(0, _LOW, seccomp_jail.AF_UNIX), seccomp.SOCK_TYPE_MASK
+    for kind in range(mask + 1):
+        conditions = (family, _masked(1, mask, kind))
+        if kind in seccomp.CONNECTED_PAIRS:
+            rules.append(_rule(["socketpair"], "SCMP_ACT_ALLOW", *conditions))
+        else:
+            error = errno.EPROTONOSUPPORT
+            rules.append(_rule(["socketpair"], "SCMP_ACT_ERRNO", *conditions, error=error))
+    return rules[1:]  # without the one that allows the family whatever the kind
 
 
 def _zero(name: str, arguments: tuple[int, ...]) -> list[dict[str, Any]]:

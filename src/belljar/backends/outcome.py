@@ -187,9 +187,11 @@ def _explained(plan: Plan, report: Report) -> Iterable[str]:
     """What a program's last error means here, where its own words do not tell."""
     files = plan.policy.filesystem
     shown = plan.request.mounts or plan.request.python or files.read_only or files.read_write
-    if report.hint.errno == errno.EAFNOSUPPORT and shown and plan.policy.network.mode == "off":
+    refused = report.hint.errno in (errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT)
+    if refused and shown and plan.policy.network.mode == "off":
         yield (
             "with host directories in sight and the network off a program can open no named Unix "
-            "socket (multiprocessing's Manager and forkserver need one; pipes, Pool with fork or "
-            "spawn and socketpair work): a socket of the host's could lie there"
+            "socket and no datagram pair (multiprocessing's Manager and forkserver need a name; "
+            "pipes, Pool with fork or spawn and stream pairs work): a socket of the host's could "
+            "lie there"
         )

@@ -115,7 +115,9 @@ MAP_HUGETLB, MFD_HUGETLB, _SHM_HUGETLB = 0x4_0000, 4, 0o4000
 # Descriptors on their way are out of a watchdog's sight.
 DESCRIPTOR_SENDERS = ("sendmsg", "sendmmsg")
 _SOL_SOCKET, _SO_LINGER, _SO_SNDBUF, _SO_RCVBUF = 1, 13, 7, 8
-_SOCK_STREAM, _SOCK_SEQPACKET, _SOCK_TYPE_MASK = 1, 5, 0xF
+# The kinds of socket pairs whose ends cannot be turned to another address. `SOCK_TYPE_MASK` leaves
+# the kind of an argument that may have flags.
+CONNECTED_PAIRS, SOCK_TYPE_MASK = (1, 5), 0xF  # SOCK_STREAM, SOCK_SEQPACKET
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN, _AND = 0x20, 0x15, 0x35, 0x45, 0x06, 0x54
 _ALLOW, _KILL, _ERRNO = 0x7FFF_0000, 0x8000_0000, 0x0005_0000
@@ -195,18 +197,7 @@ def guest_filter(
         *(step for size in sizes for step in (_op(_EQUAL, size, 0, 1), _op(_RETURN, _ERRNO))),
         _op(_RETURN, _ALLOW),
     ]
-    # A pair of datagram sockets is no pair: each end can still send to any name in the file system.
-    rules["socketpair"] = [
-        _argument(0),
-        _op(_EQUAL, AF_UNIX, 1, 0),
-        _op(_RETURN, _ERRNO | errno.EAFNOSUPPORT),
-        _argument(1),
-        _op(_AND, _SOCK_TYPE_MASK),
-        _op(_EQUAL, _SOCK_STREAM, 1, 0),
-        _op(_EQUAL, _SOCK_SEQPACKET, 0, 1),
-        _op(_RETURN, _ALLOW),
-        _op(_RETURN, _ERRNO | errno.EPROTONOSUPPORT),
-    ]
+    rules["socketpair"] = connected_pairs()
     return _assemble(rules, machine)
 
 
@@ -226,6 +217,19 @@ def _assemble(rules: Mapping[str, list[bytes]], machine: str) -> bytes:
             program += [_op(_EQUAL, number, 0, len(body)), *body]
     program.append(_op(_RETURN, _ALLOW))
     return b"".join(program)
+
+
+def connected_pairs() -> list[bytes]:
+    """socketpair for AF_UNIX pairs that stay connected to each other.
+
+    An end of a datagram pair can still send, and connect, to any name: of a daemon in a mount, or
+    an abstract one. An end of the others answers EISCONN, or ignores the address.
+    """
+    body = [_argument(0), _op(_EQUAL, AF_UNIX, 1, 0), _op(_RETURN, _ERRNO | errno.EAFNOSUPPORT)]
+    body += [_argument(1), _op(_AND, SOCK_TYPE_MASK)]
+    for kind in CONNECTED_PAIRS:
+        body += [_op(_EQUAL, kind, 0, 1), _op(_RETURN, _ALLOW)]
+    return [*body, _op(_RETURN, _ERRNO | errno.EPROTONOSUPPORT)]
 
 
 def _op(code: int, operand: int, jump_true: int = 0, jump_false: int = 0) -> bytes:

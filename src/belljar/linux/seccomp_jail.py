@@ -26,6 +26,7 @@ from .seccomp import (
     SET_ID,
     _must_be_zero,
     _op,  # the assembler's one instruction
+    connected_pairs,
 )
 
 TYPE_CHECKING = False
@@ -137,6 +138,9 @@ def delta(
 ) -> bytes:
     """What a guest loses on top: `families` are all it may open sockets of.
 
+    It may have pairs of AF_UNIX sockets in any case, without that family only those that stay
+    connected to each other.
+
     `memfd=False` says that no memory cgroup counts it, and closes what only that could count: a
     file's memory, larger socket buffers and, without `families`, descriptors sent over sockets,
     where they are out of a watchdog's sight. `affinity=False` keeps a guest on the cores it was
@@ -157,7 +161,10 @@ def delta(
     actions["fcntl"] = _one_of(1, REFUSED_FCNTLS, then=_EPERM, otherwise=_ALLOW)
     actions["setsockopt"] = socket_options(counted=memfd)
     actions["socket"] = _one_of(0, families, then=_ALLOW, otherwise=_EAFNOSUPPORT)
-    actions["socketpair"] = _one_of(0, (AF_UNIX,), then=_ALLOW, otherwise=_EAFNOSUPPORT)
+    if AF_UNIX in families:
+        actions["socketpair"] = _one_of(0, (AF_UNIX,), then=_ALLOW, otherwise=_EAFNOSUPPORT)
+    else:
+        actions["socketpair"] = tuple(connected_pairs())
     actions["mmap"] = maps(shared=memfd)
     actions["memfd_create"] = memory_files() if memfd else _EPERM
     if not (memfd or families):

@@ -28,15 +28,7 @@ import errno
 
 from . import seccomp_jail as jail
 from . import syscalls
-from .seccomp import (
-    _SOCK_SEQPACKET,
-    _SOCK_STREAM,
-    _SOCK_TYPE_MASK,
-    DESCRIPTOR_SENDERS,
-    METADATA,
-    REFUSED_FCNTLS,
-    _op,
-)
+from .seccomp import DESCRIPTOR_SENDERS, METADATA, REFUSED_FCNTLS, _op, connected_pairs
 from .seccomp_jail import _ALLOW, _EPERM, _RETURN, _argument, _one_of, _words
 
 TYPE_CHECKING = False
@@ -64,7 +56,6 @@ _CLONE_THREAD = 0x0001_0000
 _EAGAIN = 0x0005_0000 | errno.EAGAIN
 _EOPNOTSUPP = 0x0005_0000 | errno.EOPNOTSUPP
 _ENOTTY = 0x0005_0000 | errno.ENOTTY
-_EPROTONOSUPPORT = 0x0005_0000 | errno.EPROTONOSUPPORT
 
 
 def delta(
@@ -95,7 +86,7 @@ def delta(
     ioctls = (*_IOCTLS, *(_NETWORK_IOCTLS if families else ()))
     actions["ioctl"] = _one_of(1, ioctls, then=_ALLOW, otherwise=_ENOTTY)
     actions["socket"] = _one_of(0, families, then=_ALLOW, otherwise=jail._EAFNOSUPPORT)
-    actions["socketpair"] = _pair()
+    actions["socketpair"] = tuple(connected_pairs())
     actions["setsockopt"] = jail.socket_options(counted=counted)
     if not families:
         actions |= dict.fromkeys(CONNECTIONS, _EPERM)
@@ -131,19 +122,4 @@ def _clone(children: bool) -> tuple[bytes, ...]:
         _op(jail._ANY_BIT, _CLONE_THREAD, 0, 1),
         _op(_RETURN, _ALLOW),
         _op(_RETURN, _EAGAIN),
-    )
-
-
-def _pair() -> tuple[bytes, ...]:
-    """Connected pairs only: each end of a datagram pair can still send to any name."""
-    return (
-        _argument(0),
-        _op(jail._EQUAL, jail.AF_UNIX, 1, 0),
-        _op(_RETURN, jail._EAFNOSUPPORT),
-        _argument(1),
-        _op(jail._AND, _SOCK_TYPE_MASK),
-        _op(jail._EQUAL, _SOCK_STREAM, 1, 0),
-        _op(jail._EQUAL, _SOCK_SEQPACKET, 0, 1),
-        _op(_RETURN, _ALLOW),
-        _op(_RETURN, _EPROTONOSUPPORT),
     )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import select
 import socket
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -269,6 +272,51 @@ class Reach(Backed):
             assert result.value is False, result
             with pytest.raises(BlockingIOError):
                 daemon.accept()
+
+    def test_no_end_of_a_socket_pair_reaches_a_hosts_socket_in_a_mount(
+        self, jar: Jar, host_dir: Path
+    ) -> None:
+        """An end of a datagram pair takes any name as an address."""
+        for field in ("network", "filesystem"):
+            if jar.held(field).state != "enforced":
+                pytest.skip(f"{field} is {jar.held(field).state}")
+        mounts = (Mount(str(host_dir), "m", "ro"),)
+        jar.needs(mounts=mounts)
+        attempts = """
+            import socket
+            def attempt(act):
+                try:
+                    act()
+                except (OSError, AttributeError):
+                    pass
+            for kind in ("SOCK_DGRAM", "SOCK_STREAM", "SOCK_SEQPACKET"):
+                try:
+                    one, other = socket.socketpair(socket.AF_UNIX, getattr(socket, kind))
+                except (OSError, AttributeError):
+                    continue
+                with one, other:
+                    for name in ("m/log", "m/daemon"):
+                        attempt(lambda: one.sendto(b"by the guest", name))
+                        attempt(lambda: one.sendmsg([b"by the guest"], [], 0, name))
+                        attempt(lambda: (other.connect(name), other.send(b"by the guest")))
+            """
+        with (
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log,
+            socket.socket(socket.AF_UNIX) as daemon,
+        ):
+            for made, name in ((log, "log"), (daemon, "daemon")):
+                made.bind(str(host_dir / name))
+                (host_dir / name).chmod(0o666)
+                made.setblocking(False)
+            daemon.listen()
+            with contextlib.chdir(host_dir.parent):
+                exec(textwrap.dedent(attempts).replace("m/", f"{host_dir.name}/"), {})
+            assert log.recv(100) == b"by the guest"  # the control arm
+            while select.select([log], [], [], 0)[0]:
+                log.recv(100)
+            result = jar.run(attempts, mounts=mounts)
+            assert result.success, result
+            assert not select.select([log, daemon], [], [], 0)[0]
 
     def needs_reports(self, jar: Jar, wanted: dict[str, Any]) -> None:
         """Skip where the backend does not claim to enforce this filesystem."""
