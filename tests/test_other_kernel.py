@@ -1,7 +1,8 @@
 """Other kernels than this host's: Debian's 6.1 and 6.12, in a machine with cgroup version 2 only.
 
-The image takes a minute to make and is kept; then each of these takes one or two. What they run in
-there, tests/backends/test_jail_limits.py among them, is part of every whole run on this host.
+The image takes a minute to make and is kept; then each of these takes some minutes, because the
+processor is emulated. What they run in there, tests/backends/test_jail_limits.py among them, is part
+of every whole run on this host.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ TOOLS = ("qemu-system-x86_64", "mmdebstrap", "mke2fs", "debugfs", "git")
 
 
 @pytest.mark.xdist_group("other-kernel")  # one machine at a time
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(7200)
 @pytest.mark.soak  # emulated beside other tests it would be too slow for its own deadlines
 @pytest.mark.parametrize("who", ["root", "user", "delegated"])
 @pytest.mark.parametrize("suite", ["bookworm", "trixie"])
