@@ -6,6 +6,7 @@ import json
 import math
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from http_server import Server
 from hypothesis import example, given, settings
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 
 from belljar.config import Settings
 from belljar.engine import Engine
-from belljar.errors import BelljarError
+from belljar.errors import BelljarError, RequestError
+from belljar.guest import values
 from belljar.servers.http import strict_json, wire
 from belljar.servers.http.problems import problem, status_of
 from belljar.servers.remote import Rights, bounded
@@ -118,6 +120,66 @@ def test_a_wrong_body_is_refused_with_the_field(
     assert field in (None, told.get("field")), told
     assert told["code"]
     assert told["type"] == f"urn:belljar:problem:{told['code']}"
+
+
+def null_column(rows: int) -> dict[str, Any]:
+    """An Arrow table of no bytes to speak of, which takes 8 bytes a row."""
+    return values.encode(pa.table({"a": pa.nulls(rows)}))
+
+
+def test_a_request_has_a_bounded_number_of_everything(server: Server) -> None:
+    """With the field that is too much; one less is a run."""
+    many: dict[str, tuple[int, Any, Any]] = {
+        "args": (10_000, "a", ["a"]),
+        "env": (1000, "a", None),
+        "files": (10_000, "", None),
+        "outputs": (1000, "a", ["a"]),
+        "context": (1000, 1, None),
+        "require_libraries": (1000, "os", ["os"]),
+    }
+    for field, (most, value, words) in many.items():
+        for count in (most, most + 1):
+            given = words * count if words else {f"v{place}": value for place in range(count)}
+            status, told = post(server, json.dumps({"code": "1", field: given}).encode())
+            if count > most:
+                assert (status, told.get("field")) == (422, field), told
+            else:
+                assert status == 200, told
+
+
+def test_names_and_variables_have_a_bounded_length(server: Server) -> None:
+    for field, wrong, fits in (
+        ("env", {"A" * 5000: ""}, {"A" * 4000: ""}),
+        ("env", {"A": "é" * (64 << 10)}, {"A": "é" * (63 << 10)}),
+        ("env", {f"A{i}": "x" * 100_000 for i in range(11)}, {"A": "x" * 100_000}),
+        ("files", {"a/" * 3000 + "a": ""}, {"a/a": ""}),
+        ("context", {"a" * 5000: 1}, {"a" * 4000: 1}),
+    ):
+        status, told = post(server, json.dumps({"code": "1", field: wrong}).encode())
+        assert (status, told.get("field")) == (422, field), told
+        assert post(server, json.dumps({"code": "1", field: fits}).encode())[0] == 200
+
+
+def test_all_variables_of_a_request_share_one_budget(engine: Engine) -> None:
+    column = null_column(4 << 20)  # 32 MiB of memory
+    few, many = ({f"v{i}": column for i in range(count)} for count in (2, 20))
+    wire.parse(json.dumps({"code": "1", "context": few}).encode(), engine, Rights())
+    with pytest.raises(RequestError) as refusal:
+        wire.parse(json.dumps({"code": "1", "context": many}).encode(), engine, Rights())
+    assert refusal.value.field.startswith("context.v")
+
+
+def test_lists_and_objects_of_a_body_are_counted_before_they_are_made() -> None:
+    for each in (b"[]", b"{}", b'{"":0}'):
+        text = b"[" + b",".join([each] * strict_json.MAX_CONTAINERS) + b"]"
+        with pytest.raises(strict_json.Malformed, match="lists and objects"):
+            strict_json.loads(text)
+    # In strings they are none: of a file that is JSON itself, say.
+    text = json.dumps({"a": '[{"b": "\\"}]' * strict_json.MAX_CONTAINERS})
+    assert len(strict_json.loads(text.encode())["a"]) > strict_json.MAX_CONTAINERS
+    # A quote without its second one is looked for once, not from every other place again.
+    with pytest.raises(strict_json.Malformed):
+        strict_json.loads(b'"[' + b'\\"[' * strict_json.MAX_CONTAINERS)
 
 
 def test_a_problem_repeats_no_megabyte(server: Server) -> None:

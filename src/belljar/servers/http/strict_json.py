@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from ...errors import FieldError
 
 MAX_DEPTH = 80
+MAX_CONTAINERS = 1 << 18  # lists and objects: three bytes of text make up to a hundred of memory
 _MOST_DIGITS = 400  # more than any double has
 
 
@@ -22,6 +24,10 @@ class Malformed(FieldError):
     """The body is not strict JSON; `field` is where, or `body`."""
 
     code = "json_invalid"
+
+
+# To the end of the text if there is no second quote: or every quote in it would be tried again.
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\Z)', re.DOTALL)
 
 
 class _Flaw:
@@ -59,6 +65,8 @@ def loads(data: bytes) -> Any:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise Malformed("body", f"is not UTF-8 at byte {error.start}") from None
+    if _brackets(text) > MAX_CONTAINERS and _brackets(_STRING.sub("", text)) > MAX_CONTAINERS:
+        raise Malformed("body", f"has more than {MAX_CONTAINERS} lists and objects")
     try:
         value = json.loads(
             text,
@@ -79,6 +87,10 @@ def loads(data: bytes) -> Any:
     if flaws:  # in what a later value of the same name has replaced
         raise Malformed("body", flaws[0].problem)
     return value
+
+
+def _brackets(text: str) -> int:
+    return text.count("[") + text.count("{")
 
 
 def _problems(value: Any) -> Iterator[tuple[str, str]]:

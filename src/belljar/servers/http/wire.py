@@ -31,7 +31,15 @@ class Bytes(BaseModel):
     base64: str = Field(description="standard base64 with padding, no line breaks")
 
 
-_CONTEXT = 128 << 20  # memory for one variable: empty lists take far more than their text
+_CONTEXT = 128 << 20  # memory for all variables: a few bytes can say "a million empty cells"
+# How many of each one request may have, because every one of them is work for the server.
+_MOST: Mapping[str, int] = {
+    "args": 10_000, "env": 1000, "files": 10_000, "outputs": 1000, "context": 1000,
+    "require_libraries": 1000, "mounts": 100,
+}  # fmt: skip
+_LONGEST_NAME = 4096  # bytes, as of a path
+# The kernel's own bounds for a program's start: of one variable, and about half of all of them.
+_LONGEST_VARIABLE, _ENVIRONMENT = 128 << 10, 1 << 20
 _LIMIT = int | float | str
 _LIMIT_TEXT: Mapping[str, str] = {
     "timeout": 'wall time: seconds, or "1.5s", "2m"',
@@ -128,6 +136,7 @@ def parse(body: bytes, engine: Engine, rights: remote.Rights) -> Job:
     options = {
         name: value for name in read.model_fields_set if (value := getattr(read, name)) is not None
     }
+    _bounded(options)
     options = remote.check(options, engine, rights)
     if "stdin" in options:
         options["stdin"] = _content("stdin", options["stdin"])
@@ -136,9 +145,7 @@ def parse(body: bytes, engine: Engine, rights: remote.Rights) -> Job:
             name: _content(f"files.{name}", content) for name, content in options["files"].items()
         }
     if "context" in options:
-        options["context"] = {
-            name: _value(f"context.{name}", wire) for name, wire in options["context"].items()
-        }
+        options["context"] = _context(options["context"])
     return Job(
         request=build_request(
             code=options["code"],
@@ -160,11 +167,39 @@ def _content(where: str, given: str | Bytes) -> bytes:
         raise RequestError(f"{where}.base64", f"is not base64: {error}") from None
 
 
-def _value(where: str, wire: object) -> Any:
-    try:
-        return values.decode(wire, _CONTEXT)
-    except (ValueError, ImportError) as error:
-        raise RequestError(where, f"has no value: {error}") from None
+def _bounded(options: Mapping[str, Any]) -> None:
+    """RequestError for too many names, and for names and variables that are too long."""
+    for where, most in _MOST.items():
+        given = options.get(where) or ()
+        if len(given) > most:
+            raise RequestError(where, f"has {len(given)} entries, and {most} is the most here")
+        for name in given:
+            if where not in ("args", "mounts") and len(name.encode()) > _LONGEST_NAME:
+                raise RequestError(where, f"a name is longer than {_LONGEST_NAME} bytes")
+    sizes = [
+        len(name.encode()) + len(text.encode()) for name, text in options.get("env", {}).items()
+    ]
+    if sizes and (max(sizes) >= _LONGEST_VARIABLE or sum(sizes) > _ENVIRONMENT):
+        raise RequestError(
+            "env",
+            f"a variable may have {_LONGEST_VARIABLE} bytes, and all together {_ENVIRONMENT}",
+            fix="send larger data in `files` or `stdin`",
+        )
+
+
+def _context(given: Mapping[str, object]) -> dict[str, Any]:
+    """All variables under one budget: each alone could be as large as the budget is."""
+    reader, found = values.Reader(_CONTEXT), {}
+    for name, wire in given.items():
+        try:
+            found[name] = reader.read(wire, 0)
+        except (ValueError, ImportError) as error:
+            raise RequestError(f"context.{name}", f"has no value: {error}") from None
+        except (TypeError, ArithmeticError, LookupError, AttributeError, BufferError) as error:
+            raise RequestError(
+                f"context.{name}", f"has no value: it is malformed ({type(error).__name__})"
+            ) from None
+    return found
 
 
 def _named(error: ValidationError) -> RequestError:
