@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import socket
@@ -13,7 +14,7 @@ from ..docker_api import Api, ApiError
 from ..errors import BackendFailed, BackendUnavailable
 from ..guest import agent, protocol
 from ..images import names
-from ..linux import remap
+from ..linux import no_links, remap
 from . import agent_link
 from .docker_facts import EngineFacts
 from .docker_plan import Shape, container
@@ -24,6 +25,7 @@ OWNER, DEADLINE, RUNTIME = "dev.belljar.owner", "dev.belljar.deadline", "dev.bel
 _START_SECONDS = 60.0
 _REMOVE_TRIES = 5
 _OOM_TRIES = 6
+_Source = tuple[str, tuple[int, int]]
 # No run of a container that waited may take longer: its deadline is written before it is known.
 LONGEST_RUN = 3600.0
 
@@ -52,20 +54,28 @@ class Container:
         }
         command = agent_link.command(idle)
         body = container(shape, facts, labels, command, seccomp=seccomp, empty=empty)
-        self.id = self._create(body, facts)
+        with contextlib.ExitStack() as held:
+            # The engine opens paths by name: what it has opened is compared with these.
+            sources = _identities(shape, held) if facts.here else {}
+            self.id = self._create(body, facts)
+            self._begin(body["User"], sources)
+
+    def _begin(self, user: str, sources: dict[str, _Source]) -> None:
         self.socket: socket.socket | None = None
         self.incoming = agent_link.Incoming()
         self.group: HostGroup | None = None
         self.python: tuple[int, ...] = ()
+        shape = self.shape
         try:
-            attached = api.attach(self.id)
+            attached = self.api.attach(self.id)
             self.socket = attached.socket
             self._start()
             if shape.runtime is not None:
                 self.group = HostGroup(self._pid())
             if shape.sockets:
                 limit_sockets(self.id, self._pid(), shape.sockets)
-            self._remap(body["User"])
+            self._compare(sources)
+            self._remap(user)
             self.socket.settimeout(_START_SECONDS)
             self._greet(attached.early)
             self.socket.settimeout(None)
@@ -113,6 +123,27 @@ class Container:
                     f"{target!r} cannot be shown as the program's own to write to: {why}",
                     fix="give its source to an ordinary user (chown -R 1000:1000), or mount it ro",
                 )
+
+    def _compare(self, sources: dict[str, _Source]) -> None:
+        """BackendFailed where the engine shows another file than the one that was checked.
+
+        In gVisor, whose tree is in no process's sight, and where this user may not look into a
+        container, only the path is looked at again: it could have led elsewhere for a moment.
+        """
+        pid = self._pid() if sources and self.shape.runtime is None else 0
+        seen = pid and is_container(self.id, pid)
+        for target, (source, identity) in sources.items():
+            try:
+                if seen:
+                    fd = no_links.open_inside(target, f"/proc/{pid}/root")
+                else:
+                    fd = no_links.open_path(source)
+            except PermissionError:
+                fd, seen = no_links.open_path(source), False
+            found = os.fstat(fd)
+            os.close(fd)
+            if (found.st_dev, found.st_ino) != identity:
+                raise BackendFailed(f"{target!r} shows another file than was asked for")
 
     def _pid(self) -> int:
         return int(self.api.json("GET", f"/containers/{self.id}/json")["State"]["Pid"])
@@ -182,6 +213,24 @@ class Container:
 
     def remove(self) -> None:
         remove(self.api, self.id)
+
+
+def _identities(shape: Shape, held: contextlib.ExitStack) -> dict[str, _Source]:
+    """What is to be shown at each target, with (device, inode), held so that they stay the same."""
+    found = {}
+    for source, target, how in shape.binds:
+        if how == "hide":
+            continue
+        try:
+            fd = no_links.open_path(source)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                continue  # the engine says what is wrong
+            raise BackendFailed(f"the run could not be set up: {error}") from error
+        held.callback(os.close, fd)
+        status = os.fstat(fd)
+        found[target] = source, (status.st_dev, status.st_ino)
+    return found
 
 
 def remove(api: Api, id: str) -> None:

@@ -133,7 +133,9 @@ class FirejailBackend(LaunchedBackend):
     def amend(
         self, report: dict[str, Enforcement], policy: Policy, request: Request, spec: Spec
     ) -> None:
-        if "landlock" in spec.layers:
+        if report["filesystem"].state == "absent":
+            pass  # a reason that is the jail's, too
+        elif "landlock" in spec.layers:
             parts = [
                 f"firejail's read-only and emptied directories, Landlock ABI "
                 f"{self.facts.landlock_abi} with a list of what may be read, no capabilities",

@@ -67,6 +67,7 @@ class View:
     hide: tuple[str, ...]
     waiting: tuple[tuple[str, str, Inside], ...]
     mapped: tuple[str, ...]
+    resolved: tuple[str, ...]
 
 
 @positional_record
@@ -430,6 +431,8 @@ def _view(
     """(the tree, what the run itself puts into place, where Landlock must allow writing)."""
     show, links = _system("pivot_root" in active, online)
     interpreter = find_interpreter(None)
+    mapped = tuple(source for source, _, _ in mounts)
+    resolved = list(mapped)
     places = [
         (source, destination, mode)
         for source, destination, mode in show
@@ -445,6 +448,7 @@ def _view(
         shown = tuple(destination for _, destination, _ in places)
         if os.path.exists(path) and not inside_any(path, shown):
             places.append((os.path.realpath(path), path, "ro"))
+            resolved.append(places[-1][0])
     waiting: list[tuple[str, str, Inside]] = []
     late: list[tuple[str, str]] = []
     early: list[tuple[str, str, str, Inside]] = []
@@ -463,8 +467,7 @@ def _view(
             late.append((f"{root.WAITING}/{len(waiting)}", private))
             waiting.append((source, mode, tuple(inside)))
     writable = tuple(place for _, place, mode, _ in early if mode == "rw")
-    mapped = tuple(source for source, _, _ in mounts)
-    view = View(tuple(early), links, hidden, tuple(waiting), mapped)
+    view = View(tuple(early), links, hidden, tuple(waiting), mapped, tuple(resolved))
     return view, tuple(late), writable
 
 

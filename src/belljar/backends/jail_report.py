@@ -130,6 +130,9 @@ def _filesystem(policy: Policy, facts: HostFacts, active: frozenset[str]) -> Enf
         *(["no capabilities"] if "capabilities" in active else []),
         *protect.given_up(policy),
     ]
+    for path in policy.filesystem.read_write if policy.filesystem.protect else ():
+        if found := protect.links(os.path.realpath(path)):
+            return absent(f"{found[0]!r} in {path!r} is a link, which cannot be protected")
     if "pivot_root" in active:
         return enforced(", ".join(parts))
     return best_effort(", ".join((*parts, "the host's tree is in sight")))

@@ -299,6 +299,7 @@ class LandlockBackend(HostLayered):
             "subreaper": "subreaper" in spec.layers,
             "read_only": [*spec.read_only, *own_group],
             "read_write": [work, private, *spec.read_write],
+            "resolved": list(spec.resolved),
             "devices": list(spec.devices),
             "close_network": not spec.families,
             "own_signals": spec.own_signals,

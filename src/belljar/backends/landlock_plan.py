@@ -82,7 +82,8 @@ class Watching:
 class Spec:
     """What a supervisor is told, apart from the paths that exist only during the run.
 
-    Where a control group counts, the program is on `visible` processors, and may leave them.
+    Where a control group counts, the program is on `visible` processors, and may leave them. Paths
+    of `resolved` must lead through no link any more.
     """
 
     argv: tuple[str, ...]
@@ -93,6 +94,7 @@ class Spec:
     children: Children
     read_only: tuple[str, ...]
     read_write: tuple[str, ...]
+    resolved: tuple[str, ...]
     links: tuple[tuple[str, str], ...]
     devices: tuple[str, ...]
     families: tuple[int, ...]
@@ -236,6 +238,7 @@ def spec(policy: Policy, request: Request, facts: HostFacts, active: frozenset[s
     online = policy.network.mode == "any"
     grouped = mode == "group"
     strict = not request.command and languages.of(request).seccomp == "strict"
+    written = _without(writable, hidden)
     return Spec(
         argv=argv,
         file=file,
@@ -244,7 +247,8 @@ def spec(policy: Policy, request: Request, facts: HostFacts, active: frozenset[s
         layers=tuple(name for name in LAYERS if name in active),
         children=mode,
         read_only=shown,
-        read_write=_without(writable, hidden),
+        read_write=written,
+        resolved=(*shown, *written) if own or argv else (),
         links=tuple((m.dst, m.src) for m in request.mounts if not os.path.isabs(m.dst)),
         devices=tuple(each for each in process_plan.DEVICES if mode != "one" or each != _ZERO),
         families=(_AF_INET, _AF_INET6, _AF_NETLINK) if online else (),

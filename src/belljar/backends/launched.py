@@ -203,7 +203,7 @@ class LaunchedBackend(HostLayered):
                 )
                 if group is not None:
                     cleanup.callback(group.remove)
-                watch, supervisor = self._start(plan, message, group, report, emit, cancel)
+                watch, supervisor = self._start(plan, message, group, report, emit, cancel, cleanup)
             except OSError as error:
                 raise SetupFailed(
                     f"the run could not be set up: {error}", retryable=True
@@ -243,6 +243,7 @@ class LaunchedBackend(HostLayered):
         report: Report,
         emit: Emit,
         cancel: Cancel,
+        held: ExitStack,
     ) -> tuple[HandedOver, subprocess.Popen[bytes]]:
         spec = plan.spec
         sandbox = launched_plan.present(spec.sandbox)
@@ -260,6 +261,7 @@ class LaunchedBackend(HostLayered):
                 filter=self._filter(spec, theirs),
                 data=tuple(_memory_file(data, theirs) for data in self.data(sandbox)),
             )
+            sources = launched_plan.identities(sandbox, held)
             argv = self.arguments(self._tool(), sandbox, ends)
             orders = {
                 "argv": argv,
@@ -281,7 +283,7 @@ class LaunchedBackend(HostLayered):
             )
             theirs.close()
             supervised.instruct(ours, supervisor, control, marshal.dumps(orders))
-            settings = marshal.dumps(self._settings(spec, sandbox))
+            settings = marshal.dumps({**self._settings(spec, sandbox), "sources": sources})
             watch = HandedOver(
                 **supervised.watched(plan, control, streams, report, emit, cancel, group),
                 frames=frames,

@@ -6,6 +6,7 @@ what differs where another program makes the namespaces and the root.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import stat
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ..guest import protocol
 from ..interpreter import find as find_interpreter
-from ..linux import root
+from ..linux import no_links, root
 from ..policy import Isolation, Policy
 from ..records import record, replace
 from ..types import Enforcement, Request
@@ -66,7 +67,8 @@ class Places:
 class Sandbox:
     """What a tool is to make, in plain values: the input of the argv compilers.
 
-    `show` is in the order of mounting; `masks` are parts of /proc. Of what is to be covered,
+    `show` is in the order of mounting, and its sources that are in `resolved` must lead through no
+    link any more; `masks` are parts of /proc. Of what is to be covered,
     `directories` are those that are directories, and `top` are the host's top directories and
     those of /run: `present` fills them in, when the run starts.
     `user` is what the guest is to be called in a user namespace of the tool's, or None without one;
@@ -77,6 +79,7 @@ class Sandbox:
     links: tuple[tuple[str, str], ...]
     hide: tuple[str, ...]
     masks: tuple[str, ...]
+    resolved: tuple[str, ...] = ()
     directories: tuple[str, ...] = ()
     top: tuple[str, ...] = ()
     online: bool
@@ -176,6 +179,7 @@ def spec(
     return Spec(
         sandbox=Sandbox(
             show=((LINUX_DIR, STAGE_DIR, "ro", ()), *show),
+            resolved=view.resolved,
             links=(*view.links, *((f"/{path}", target) for path, target in root.LINKS)),
             hide=tuple(path for path in view.hide if _is_shown(path, view)),
             masks=_masks() if "proc_masks" in active else (),
@@ -365,6 +369,37 @@ def closed_places(sandbox: Sandbox) -> tuple[tuple[str, bool], ...]:
         places.append((at, mode == "ro"))
         places += ((below(at, part), what == "ro") for part, what in inside)
     return (*places, *((path, False) for path in sandbox.hide))
+
+
+def identities(sandbox: Sandbox, cleanup: contextlib.ExitStack) -> tuple[tuple[str, int, int], ...]:
+    """(place in the sandbox, device, inode) of what is to be shown there. A tool opens paths by
+    name, and what it has opened is compared with these, which went through no link.
+
+    The inodes are held until `cleanup` ends: none of them can get another file meanwhile.
+    """
+    _refuse_led_places(sandbox)
+    found = []
+    for source, at, _, inside in sandbox.show:
+        if source not in sandbox.resolved:
+            continue
+        parts = [part for part, what in inside if what != "hide"]
+        for part in (".", *parts):
+            fd = no_links.open_path(below(source, part))
+            cleanup.callback(os.close, fd)
+            held = os.fstat(fd)
+            found.append((below(at, part), held.st_dev, held.st_ino))
+    return tuple(found)
+
+
+def _refuse_led_places(sandbox: Sandbox) -> None:
+    """OSError where a link in a mount leads the place of another one inside it elsewhere: a tool
+    makes places while the host's own tree is still in its sight."""
+    asked = [(source, at) for source, at, _, _ in sandbox.show if source in sandbox.resolved]
+    for _, at in asked:
+        for source, above in asked:
+            if at.startswith(above.rstrip("/") + "/"):
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    os.close(no_links.open_path(os.path.relpath(at, above), source))
 
 
 def present(sandbox: Sandbox) -> Sandbox:

@@ -56,7 +56,8 @@ class Spec:
     """What the supervisor is told, apart from the paths that exist only during the run.
 
     In the sources of `guarded` the project's metadata is protected. Where a control group counts,
-    the program is on `visible` processors, and may leave them.
+    the program is on `visible` processors, and may leave them. Paths of `resolved` must lead
+    through no link any more; `named` are those of the policy as they were written.
     """
 
     argv: tuple[str, ...]
@@ -68,6 +69,8 @@ class Spec:
     private_tmp: bool
     read_only: tuple[str, ...]
     read_write: tuple[str, ...]
+    resolved: tuple[str, ...]
+    named: tuple[str, ...]
     freeze: tuple[str, ...]
     guarded: tuple[str, ...]
     links: tuple[tuple[str, str], ...]
@@ -332,13 +335,9 @@ def spec(
         *SYSTEM,
         *needed,
         *(["/proc"] if own_proc else []),
-        *files.read_only,
-        *(mount.src for mount in request.mounts if mount.mode == "ro"),
+        *(shown := _real(files.read_only, request, "ro")),
     )
-    read_write = (
-        *files.read_write,
-        *(mount.src for mount in request.mounts if mount.mode == "rw"),
-    )
+    read_write = _real(files.read_write, request, "rw")
     frozen = _nested(read_only, (*read_write, *(["/tmp"] if private_tmp else []))) if spaces else ()
     if policy.network.mode == "any":
         families: tuple[int, ...] = (_AF_INET, _AF_INET6, _AF_NETLINK)
@@ -350,6 +349,7 @@ def spec(
     strict = not request.command and languages.of(request).seccomp == "strict"
     if strict and policy.network.mode == "off":
         families = ()
+    read_write += _inside(guarded, "rw")
     return Spec(
         argv=argv,
         file=file,
@@ -359,7 +359,9 @@ def spec(
         own_proc=own_proc,
         private_tmp=private_tmp,
         read_only=read_only,
-        read_write=(*read_write, *_inside(guarded, "rw"), *(["/dev/shm"] if spaces else [])),
+        read_write=(*read_write, *(["/dev/shm"] if spaces else [])),
+        resolved=(*shown, *read_write),
+        named=named,
         freeze=(*frozen, *_inside(guarded, "ro")),
         guarded=guarded,
         links=tuple((m.dst, m.src) for m in request.mounts if not os.path.isabs(m.dst)),
@@ -374,6 +376,12 @@ def spec(
         visible=min(math.ceil(limits.cpus), len(facts.cpus)) if "cgroup" in active else 0,
         watch=_watch(policy, facts, active, user),
     )
+
+
+def _real(paths: tuple[str, ...], request: Request, mode: str) -> tuple[str, ...]:
+    """Where these paths of the policy lead, and the sources of the mounts of a mode."""
+    mounted = (mount.src for mount in request.mounts if mount.mode == mode)
+    return (*map(os.path.realpath, paths), *mounted)
 
 
 def _closed_calls(

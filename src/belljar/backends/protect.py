@@ -132,7 +132,7 @@ def placeholders(sources: Iterable[str]) -> Iterator[list[str]]:
     """
     from . import git_metadata  # late: only runs with writable mounts need it
 
-    held: list[str] = []
+    held: list[tuple[str, str]] = []
     warnings: list[str] = []
     sources = tuple(dict.fromkeys(sources))
     # First, because it notes which names were there already.
@@ -140,13 +140,12 @@ def placeholders(sources: Iterable[str]) -> Iterator[list[str]]:
     try:
         for source in sources:
             for name, how in inside(source):
-                path = os.path.join(source, name)
-                if _hold(path, _placeholder(name, how)):
-                    held.append(path)
+                if _hold(source, name, _placeholder(name, how)):
+                    held.append((source, name))
         yield warnings
     finally:
-        for path in reversed(held):
-            _let_go(path)
+        for source, name in reversed(held):
+            _let_go(source, name)
         for guard in guards:
             warnings += guard.clean(_is_held)
 
@@ -167,27 +166,31 @@ def _is_held(path: str) -> bool:
         return path in _made
 
 
-def _hold(path: str, content: bytes | None) -> bool:
-    """Make `path` if it is missing; True if it is a placeholder, whatever run made it."""
+def _hold(source: str, name: str, content: bytes | None) -> bool:
+    """Make a name in a mount if it is missing; True if it is a placeholder, of whatever run."""
+    path = os.path.join(source, name)
     with _lock:
         if path not in _made:
-            if os.path.lexists(path):
-                return False
             try:
-                if content is None:
-                    os.mkdir(path, 0o755)
-                else:
-                    fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
-                    with open(fd, "wb", buffering=0) as file:
-                        file.write(content)
-            except (PermissionError, FileNotFoundError):
+                with _directory_of(path) as (parent, last):
+                    if _exists(last, parent):
+                        return False
+                    if content is None:
+                        os.mkdir(last, 0o755, dir_fd=parent)
+                    else:
+                        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
+                        fd = os.open(last, flags, 0o644, dir_fd=parent)
+                        with open(fd, "wb", buffering=0) as file:
+                            file.write(content)
+            except (PermissionError, FileNotFoundError, NotADirectoryError):
                 return False  # where we cannot write, or nothing is, the guest cannot either
             _made[path] = content
         _users[path] += 1
         return True
 
 
-def _let_go(path: str) -> None:
+def _let_go(source: str, name: str) -> None:
+    path = os.path.join(source, name)
     with _lock:
         _users[path] -= 1
         if _users[path]:
@@ -195,19 +198,40 @@ def _let_go(path: str) -> None:
         del _users[path]
         content = _made.pop(path)
         # A host program may have put something real there meanwhile: that stays.
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), _directory_of(path) as (parent, last):
             if content is None:
-                os.rmdir(path)
-            elif _is_still(path, content):
-                os.unlink(path)
+                os.rmdir(last, dir_fd=parent)
+            elif _is_still(last, parent, content):
+                os.unlink(last, dir_fd=parent)
 
 
-def _is_still(path: str, content: bytes) -> bool:
-    if os.lstat(path).st_size != len(content):
+@contextlib.contextmanager
+def _directory_of(path: str) -> Iterator[tuple[int, str]]:
+    """The directory that a path is in, and its name there. No part of it may be a link: another
+    run may write to a directory above, and what we make would be where its link leads."""
+    from . import git_metadata
+
+    above, last = os.path.split(path)
+    with contextlib.ExitStack() as cleanup:
+        top = git_metadata.opened("/", cleanup)
+        yield git_metadata.opened(above.lstrip("/") or ".", cleanup, top), last
+
+
+def _exists(name: str, parent: int) -> bool:
+    try:
+        os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _is_still(name: str, parent: int, content: bytes) -> bool:
+    if os.stat(name, dir_fd=parent, follow_symlinks=False).st_size != len(content):
         return False
     if not content:
         return True
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=parent)
+    with open(fd, "rb") as file:
         return file.read(len(content) + 1) == content
 
 

@@ -257,6 +257,8 @@ class SubprocessBackend(HostLayered):
             "shm_size": spec.shm_size,
             "landlock": "landlock" in spec.layers,
             "read_only": list(spec.read_only),
+            "resolved": list(spec.resolved),
+            "named": list(spec.named),
             "read_write": [
                 work,
                 private,

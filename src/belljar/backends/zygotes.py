@@ -67,6 +67,7 @@ class Zygote:
                 "waiting": view.waiting,
                 "probe": "landlock" in outer.layers,
                 "mapped": view.mapped,
+                "resolved": view.resolved,
                 "owner": ids[0] + FIRST_UID if ids else None,
             },
             "layers": outer.layers,

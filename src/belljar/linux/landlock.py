@@ -6,7 +6,7 @@ import ctypes
 import os
 import stat
 
-from . import syscalls
+from . import no_links, syscalls
 
 TYPE_CHECKING = False  # as `typing` has it, without its import
 if TYPE_CHECKING:
@@ -40,10 +40,17 @@ def abi() -> int:
         return 0
 
 
-def restrict(read_only: Iterable[str], read_write: Iterable[str], devices: Iterable[str]) -> None:
+def restrict(
+    read_only: Iterable[str],
+    read_write: Iterable[str],
+    devices: Iterable[str],
+    *,
+    resolved: Iterable[str] = (),
+) -> None:
     """Confine this thread to these paths. Signals and abstract sockets too, where the kernel can.
 
-    A path that does not exist is left out: there is nothing there to grant. Needs no_new_privs.
+    A path that does not exist is left out: there is nothing there to grant. One of `resolved` in
+    which a name is a symbolic link is an error (`no_links.py`). Needs no_new_privs.
     """
     version = abi()
     everything = _ALL_BY_ABI.get(version, (1 << 16) - 1)
@@ -53,6 +60,7 @@ def restrict(read_only: Iterable[str], read_write: Iterable[str], devices: Itera
     ruleset = syscalls.call(
         "landlock_create_ruleset", ctypes.byref(attributes), ctypes.c_size_t(size), 0
     )
+    fixed = frozenset(resolved)
     try:
         for paths, access in (
             (read_only, _READ),
@@ -61,7 +69,7 @@ def restrict(read_only: Iterable[str], read_write: Iterable[str], devices: Itera
         ):
             for path in paths:
                 try:
-                    _allow(ruleset, path, access & everything)
+                    _allow(ruleset, path, access & everything, path in fixed)
                 except FileNotFoundError:
                     continue
         syscalls.call("landlock_restrict_self", ruleset, 0)
@@ -75,6 +83,7 @@ def build(
     devices: Iterable[str],
     *,
     close_network: bool,
+    resolved: Iterable[str] = (),
 ) -> int:
     """A ruleset as `restrict` would enforce, for later: `enforce` takes the descriptor.
 
@@ -88,13 +97,14 @@ def build(
     ruleset = syscalls.call(
         "landlock_create_ruleset", ctypes.byref(attributes), ctypes.c_size_t(size), 0
     )
+    fixed = frozenset(resolved)
     for paths, access in (
         (read_only, _READ),
         (read_write, everything & ~(MAKE_CHAR | MAKE_BLOCK)),
         (devices, READ_FILE | WRITE_FILE | TRUNCATE | IOCTL_DEV),
     ):
         for path in paths:
-            _allow(ruleset, path, access & everything)
+            _allow(ruleset, path, access & everything, path in fixed)
     return ruleset
 
 
@@ -103,8 +113,8 @@ def enforce(ruleset: int) -> None:
     syscalls.call("landlock_restrict_self", ruleset, 0)
 
 
-def _allow(ruleset: int, path: str, access: int) -> None:
-    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+def _allow(ruleset: int, path: str, access: int, resolved: bool) -> None:
+    fd = no_links.open_path(path) if resolved else os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         if not stat.S_ISDIR(os.fstat(fd).st_mode):
             access &= _FILE_ONLY

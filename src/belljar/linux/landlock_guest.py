@@ -63,6 +63,7 @@ def be_guest(spec: dict[str, Any], settled: Settled) -> NoReturn:
             spec["read_write"],
             spec["devices"],
             close_network=spec["close_network"],
+            resolved=spec["resolved"],
         )
         landlock.enforce(ruleset)
         os.close(ruleset)

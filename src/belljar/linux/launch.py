@@ -198,8 +198,8 @@ class Run:
         spec = self.spec
         namespaces.own_mounts()
         if spec["private_tmp"]:
-            keep = [*spec["read_only"], *spec["read_write"]]
-            namespaces.private_tmp("/tmp", spec["private_tmp"], keep)
+            keep = [*spec["named"], *spec["read_only"], *spec["read_write"]]
+            namespaces.private_tmp("/tmp", spec["private_tmp"], keep, spec["resolved"])
         if not spec["read_only_mounts"]:
             for path in spec["freeze"]:
                 namespaces.freeze(path)
@@ -224,7 +224,9 @@ class Run:
             syscalls.drop_capabilities(self._last_capability)
         syscalls.no_new_privileges()
         if spec["landlock"]:
-            landlock.restrict(spec["read_only"], spec["read_write"], spec["devices"])
+            landlock.restrict(
+                spec["read_only"], spec["read_write"], spec["devices"], resolved=spec["resolved"]
+            )
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it; others should not
         if spec["frame_fd"] >= 0:
             os.set_inheritable(spec["frame_fd"], True)

@@ -7,9 +7,13 @@ import fcntl
 import os
 import struct
 
-from . import syscalls
+from . import no_links, syscalls
 from .bare import socket
 from .footprint import LARGEST_TCP_BUFFER
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 # What a guest sees as its own user and group, whoever runs Belljar.
 GUEST_ID = 1000
@@ -141,11 +145,17 @@ def memory_directory(path: str, size: int) -> None:
     syscalls.mount("tmpfs", path, "tmpfs", _LIMITS, f"size={size},nr_inodes=4096,mode=1777")
 
 
-def private_tmp(target: str, private: str, keep: list[str]) -> None:
-    """Show `private` at `target` (say /tmp); the paths of `keep` below it stay where they are."""
+def private_tmp(target: str, private: str, keep: list[str], resolved: Iterable[str] = ()) -> None:
+    """Show `private` at `target` (say /tmp); the paths of `keep` below it stay where they are.
+
+    Those that are in `resolved`, too, must lead through no link (`no_links.py`).
+    """
     bind = syscalls.MS_BIND | syscalls.MS_REC
     inside = sorted(path for path in keep if path.startswith(target + "/") and os.path.exists(path))
-    handles = [(path, os.open(path, os.O_PATH)) for path in inside]
+    handles = [
+        (path, no_links.open_path(path) if path in resolved else os.open(path, os.O_PATH))
+        for path in inside
+    ]
     for path in inside:
         place = os.path.join(private, os.path.relpath(path, target))
         if os.path.isdir(path):

@@ -11,7 +11,7 @@ import errno
 import os
 import stat
 
-from . import syscalls
+from . import no_links, syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def build(view: dict[str, Any]) -> None:
     target), `hide` of paths, `waiting` of (source, mode, inside) for mounts that a run itself puts
     into place; `probe` says whether to leave something there that only Landlock protects. In the
     mounts of the sources in `mapped`, what is the source's owner's belongs to the host id `owner`.
+    The sources in `resolved` have no links in their paths; one with a link by now is an error.
     """
     # Under a hardened host's, the guest's id could not enter the directories that we make here.
     os.umask(0o022)
@@ -87,13 +88,10 @@ def build(view: dict[str, Any]) -> None:
     for name, text in ETC.items():
         with open(f"etc/{name}", "w") as file:
             file.write(text)
-    owner = view["owner"]
     for source, destination, mode, inside in view["show"]:
-        mapped = owner if source in view["mapped"] else None
-        _show(source, destination.lstrip("/"), mode, inside, mapped)
+        _show(source, destination.lstrip("/"), mode, inside, view)
     for number, (source, mode, inside) in enumerate(view["waiting"]):
-        mapped = owner if source in view["mapped"] else None
-        _show(source, f"{WAITING[1:]}/{number}", mode, inside, mapped)
+        _show(source, f"{WAITING[1:]}/{number}", mode, inside, view)
     for path in view["hide"]:
         _hide(path.lstrip("/"))
     # A new /proc may be mounted only where a whole one can be seen.
@@ -130,8 +128,9 @@ def prepare_run(*, uid: int, disk: int, inodes: int, waiting: list[tuple[str, st
         if uid:
             os.chown(path, uid, uid)
     for source, destination in waiting:
-        _mount_point(source, destination)
-        syscalls.mount(source, destination, None, _BIND)
+        place = no_links.make_place(destination, directory=os.path.isdir(source))
+        syscalls.mount(source, f"/proc/self/fd/{place}", None, _BIND)
+        os.close(place)
 
 
 def processes_only() -> None:
@@ -180,23 +179,49 @@ def _show(
     destination: str,
     mode: str,
     inside: list[tuple[str, str]],
-    owner: int | None,
+    view: dict[str, Any],
 ) -> None:
     """Bind a path of the host. `inside` is a list of (relative path, what): "ro" closes a part of
     it for writing, "rw" only nails a directory down so that it cannot be renamed, "hide" covers it.
     """
-    if destination.startswith("etc/") and _copied("/old" + source, destination):
+    asked = source in view["mapped"]
+    if not asked and destination.startswith("etc/") and _copied("/old" + source, destination):
         return
-    if owner is None or not _bind_as(owner, "/old" + source, destination):
-        _bind("/old" + source, destination)
-    _set_mode(destination, mode)
+    if source in view["resolved"]:
+        original = no_links.open_path(source, "/old")
+    else:
+        original = os.open("/old" + source, os.O_PATH | os.O_CLOEXEC)
+    tree = syscalls.detached_tree("", original)
+    held = os.fstat(original)
+    os.close(original)
+    try:
+        if asked and view["owner"] is not None:
+            _belong_to(view["owner"], tree, held)
+        directory = stat.S_ISDIR(held.st_mode)
+        place = no_links.make_place(destination, directory=directory, root=".")
+        syscalls.attach_tree(tree, "", place)
+        os.close(place)
+        _set_mode("", mode, tree)
+    finally:
+        os.close(tree)
     for name, what in sorted(inside):
-        path = os.path.normpath(os.path.join(destination, name))
         if what == "hide":
-            _hide(path)
-        elif os.path.exists(path):
-            syscalls.mount(path, path, None, _BIND)
-            _set_mode(path, what)
+            _hide(os.path.normpath(os.path.join(destination, name)))
+        else:
+            _close(destination, name, what)
+
+
+def _close(top: str, name: str, how: str) -> None:
+    """Bind a part of a mount over itself. A link could be replaced beside that, and is an error."""
+    try:
+        place = no_links.open_path(name, top)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    tree = syscalls.detached_tree("", place)
+    syscalls.attach_tree(tree, "", place)
+    _set_mode("", how, tree)
+    os.close(tree)
+    os.close(place)
 
 
 def _copied(source: str, destination: str) -> bool:
@@ -237,26 +262,19 @@ def _copied_directory(source: str, destination: str) -> bool:
     return True
 
 
-def _bind_as(owner: int, source: str, destination: str) -> bool:
-    """Bind so that what belongs to the source's owner belongs to `owner` in there, and back.
+def _belong_to(owner: int, tree: int, held: os.stat_result) -> None:
+    """What belongs to the owner of the source in a tree belongs to `owner` in there, and back.
 
-    False where the file system cannot.
+    Without effect where the file system cannot.
     """
-    held = os.stat(source)
-    tree = syscalls.detached_tree(source)
     namespace = _id_namespace(held.st_uid, held.st_gid, owner)
     try:
         syscalls.mount_setattr("", syscalls.MOUNT_ATTR_IDMAP, userns=namespace, fd=tree)
-        _mount_point(source, destination)
-        syscalls.attach_tree(tree, destination)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.EPERM, errno.ENOSYS):
             raise
-        return False
     finally:
-        os.close(tree)
         os.close(namespace)
-    return True
 
 
 def _id_namespace(uid: int, gid: int, owner: int) -> int:
@@ -288,24 +306,15 @@ def _id_namespace(uid: int, gid: int, owner: int) -> int:
         os.waitpid(child, 0)
 
 
-def _set_mode(path: str, mode: str) -> None:
+def _set_mode(path: str, mode: str, fd: int = -100) -> None:
     read_only = syscalls.MOUNT_ATTR_RDONLY if mode == "ro" else 0
-    syscalls.mount_setattr(path, _HARMLESS | read_only)
+    syscalls.mount_setattr(path, _HARMLESS | read_only, fd=fd)
 
 
 def _bind(source: str, destination: str) -> None:
-    _mount_point(source, destination)
+    """Of a device, in a directory of ours."""
+    os.close(os.open(destination, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
     syscalls.mount(source, destination, None, _BIND)
-
-
-def _mount_point(source: str, destination: str) -> None:
-    """An empty file or directory to mount on, as `source` is one or the other."""
-    if os.path.isdir(source):
-        os.makedirs(destination, exist_ok=True)
-        return
-    os.makedirs(os.path.dirname(destination) or ".", exist_ok=True)
-    if not os.path.lexists(destination):
-        os.close(os.open(destination, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
 
 
 def _hide(path: str) -> None:

@@ -31,6 +31,7 @@ def main(tell: int, frames: int, stdin: int, stdout: int, stderr: int) -> NoRetu
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
         settings: dict[str, Any] = marshal.loads(launch.read_message(frames))
         _be_elsewhere(settings["outside"])  # before anything is touched
+        _see_what_was_meant(settings["sources"])
         os.umask(0o077)
         for path in settings["directories"]:
             os.makedirs(path, 0o700, exist_ok=True)
@@ -85,6 +86,17 @@ def _be_elsewhere(outside: dict[str, str]) -> None:
     same = [kind for kind, name in outside.items() if os.readlink(f"/proc/self/ns/{kind}") == name]
     if same:
         raise OSError(0, f"these namespaces are the host's: {', '.join(same)}")
+
+
+def _see_what_was_meant(sources: list[tuple[str, int, int]]) -> None:
+    """Fail where the tool's mounts show another file: a link may have led it elsewhere."""
+    for path, device, inode in sources:
+        try:
+            found = os.stat(path)
+        except PermissionError:
+            continue  # nor can the guest, whose user we are
+        if (found.st_dev, found.st_ino) != (device, inode):
+            raise OSError(0, f"{path!r} shows another file than was asked for")
 
 
 def _end_everybody() -> None:

@@ -201,15 +201,18 @@ def mount_setattr(
     )
 
 
-def detached_tree(path: str) -> int:
-    """A copy of the mounts at `path` that is attached nowhere yet; a descriptor."""
-    flags = ctypes.c_uint(0x8000 | 1 | os.O_CLOEXEC)  # AT_RECURSIVE | OPEN_TREE_CLONE
-    return call("open_tree", ctypes.c_int(-100), ctypes.c_char_p(os.fsencode(path)), flags)
+def detached_tree(path: str, fd: int = -100) -> int:
+    """A copy of the mounts at `path`, or at `fd`, that is attached nowhere yet; a descriptor."""
+    # AT_RECURSIVE, OPEN_TREE_CLONE, and AT_EMPTY_PATH
+    flags = ctypes.c_uint(0x8000 | 1 | os.O_CLOEXEC | (0 if path else 0x1000))
+    return call("open_tree", ctypes.c_int(fd), ctypes.c_char_p(os.fsencode(path)), flags)
 
 
-def attach_tree(tree: int, path: str) -> None:
+def attach_tree(tree: int, path: str, fd: int = -100) -> None:
+    """Mount it at `path`, or at `fd`."""
     empty, target = ctypes.c_char_p(b""), ctypes.c_char_p(os.fsencode(path))
-    call("move_mount", ctypes.c_int(tree), empty, ctypes.c_int(-100), target, ctypes.c_uint(4))
+    flags = ctypes.c_uint(4 | (0 if path else 0x40))  # both descriptors may be without a path
+    call("move_mount", ctypes.c_int(tree), empty, ctypes.c_int(fd), target, flags)
 
 
 def gather_pages(start: int, size: int) -> bool:

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from ...errors import PolicyError, PolicyUnenforceable
+from ...backends.base import Cancel
+from ...errors import BelljarError, PolicyError, PolicyUnenforceable
 from ...policy import Isolation
 from ...types import Mount, Status
 from .harness import Backed, Jar, directory_with_a_mount, writable_directory
@@ -238,6 +239,74 @@ class Reach(Backed):
             assert "canary-content" not in str(refusal)
             return
         assert "canary-content" not in repr(result)
+
+    @pytest.mark.parametrize("way", ["mount", "listed", "part"])
+    @pytest.mark.parametrize("led", [False, True], ids=["as it was", "led astray"])
+    def test_a_link_that_is_made_after_the_check_shows_nothing_else(
+        self, jar: Jar, open_dir: Path, way: str, led: bool
+    ) -> None:
+        """Another run may write to a directory above a mount, and put a link in its path."""
+        if jar.held("filesystem").state != "enforced":
+            pytest.skip(f"filesystem is {jar.held('filesystem').state}")
+        given, secret = open_dir / "above" / "given", open_dir / "secret"
+        for path in (given, given / ".vscode", secret, secret / ".vscode"):
+            path.mkdir(parents=True)
+        (given / ".vscode" / "canary").write_text("of the mount")
+        (secret / ".vscode" / "canary").write_text("canary-content")
+        asked: dict[str, Any] = {"mounts": (Mount(str(given), "m", "rw"),)}
+        place = "m"
+        if way == "listed":
+            asked, place = {"filesystem": {"read_only": [str(given)]}}, str(given)
+        jar.needs(**asked)
+        for path in (open_dir, *open_dir.rglob("*")):
+            path.chmod(0o777)  # nothing but the sandbox keeps the program from it
+        plan = jar.plan(f"open({place + '/.vscode/canary'!r}).read()", **asked)
+        if led:
+            if way == "part":
+                (given / ".vscode").rename(open_dir / "aside")
+                (given / ".vscode").symlink_to("../../secret/.vscode")
+            else:
+                (open_dir / "above").rename(open_dir / "aside")
+                (secret / "given").symlink_to(".")
+                (open_dir / "above").symlink_to("secret")
+        try:
+            with Cancel() as cancel:
+                result = jar.backend.run(plan, lambda event: None, cancel)
+        except BelljarError as refusal:
+            assert led, refusal
+            assert "canary-content" not in str(refusal)
+            return
+        if not led:
+            assert result.value == "of the mount", result
+        assert "canary-content" not in repr(result)
+
+    @pytest.mark.parametrize("host_root", ["/old", "/oldroot", ""])
+    def test_a_link_in_a_mount_leads_the_place_of_another_mount_nowhere(
+        self, jar: Jar, open_dir: Path, host_root: str
+    ) -> None:
+        """Places to mount on are made with the host's rights, while its own tree is still in sight:
+        where that is differs, and a program can guess it."""
+        shown, outside, inner = (open_dir / name for name in ("shown", "outside", "inner"))
+        (inner / "deep").mkdir(parents=True)
+        (inner / "file").write_text("inner")
+        outside.mkdir()
+        (shown / "a" / "made").mkdir(parents=True)
+        for path in (open_dir, *open_dir.rglob("*")):
+            path.chmod(0o777)
+        mounts = (
+            Mount(str(shown), "/data", "rw"),
+            Mount(str(inner), "/data/a/made", "ro"),
+        )
+        jar.needs(mounts=mounts)
+        code = "open('/data/a/made/file').read()"
+        assert jar.run(code, mounts=mounts).value == "inner"  # the control arm
+        (shown / "a").rename(shown / "aside")
+        (shown / "a").symlink_to(f"{host_root}{outside}")
+        for source in ("deep", "file"):
+            mounts = (mounts[0], Mount(str(inner / source), f"/data/a/{source}", "ro"))
+            with contextlib.suppress(BelljarError):
+                jar.run(code, mounts=mounts)
+            assert list(outside.iterdir()) == []
 
     @pytest.mark.parametrize("mode", ["ro", "rw"])
     def test_a_hosts_socket_in_a_mount_is_out_of_reach_with_the_network_off(
