@@ -178,6 +178,7 @@ class JailBackend(HostLayered):
                 env=protect.environment(jail_plan.GUEST_DIR) if spec.guarded else {},
                 budgets=outcome.budgets_of(plan),
             )
+            cleanup.callback(message.close)
             left: list[str] = []
             if spec.guarded:
                 left = cleanup.enter_context(protect.placeholders(spec.guarded))

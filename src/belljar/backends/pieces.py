@@ -13,10 +13,14 @@ _SMALL = 1 << 16
 
 
 class Pieces:
-    """A queue of bytes. False when it is empty."""
+    """A queue of bytes. False when it is empty.
 
-    def __init__(self, pieces: Iterable[bytes | memoryview]) -> None:
+    `passed`, if any, is a descriptor that has to go with the first of them; `close` closes it.
+    """
+
+    def __init__(self, pieces: Iterable[bytes | memoryview], passed: int = -1) -> None:
         self._waiting = deque(memoryview(piece).cast("B") for piece in pieces if len(piece))
+        self.passed = passed
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -62,6 +66,11 @@ class Pieces:
 
     def clear(self) -> None:
         self._waiting.clear()
+
+    def close(self) -> None:
+        if self.passed >= 0:
+            os.close(self.passed)
+            self.passed = -1
 
 
 def gathered(pieces: Iterable[bytes]) -> list[bytes]:

@@ -70,10 +70,14 @@ class Jail:
     def send(self, message: Pieces) -> None:
         """Send as much of the start message as there is room for; the rest stays in it."""
         self.frames.setblocking(False)
+        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [message.passed]))]
+        rights = passed if message.passed >= 0 else ()
         try:
-            message.sent(self.frames.sendmsg(message.first(), (), socket.MSG_NOSIGNAL))
+            message.sent(self.frames.sendmsg(message.first(), rights, socket.MSG_NOSIGNAL))
         except (BlockingIOError, BrokenPipeError, ConnectionResetError):
             return  # whoever listens to the jail will know more
+        finally:
+            message.close()
 
     def kill(self) -> None:
         """End everybody in it, by its anchor."""

@@ -13,7 +13,7 @@ import os
 import resource
 import struct
 
-from . import landlock, leave, namespaces, own_frames, root, seccomp, syscalls
+from . import landlock, leave, namespaces, own_frames, root, sealed, seccomp, syscalls
 from .bare import signal, socket
 
 TYPE_CHECKING = False
@@ -317,8 +317,11 @@ def _without_keeper(keeper: int, become: Any) -> Any:
 
 
 def receive_start() -> dict[str, Any]:
-    """The host's start message, and the files that follow it, which are written as the guest."""
-    size = int.from_bytes(_read_exactly(4), "big")
+    """The host's start message, and the files that follow it, which are written as the guest.
+
+    Large data comes before them, in a memory file whose descriptor is with the first byte.
+    """
+    size, passed = _receive_first()
     start: dict[str, Any] = marshal.loads(_read_exactly(size))
     os.umask(0o077)
     for name, length, mtime in start["files"]:
@@ -336,8 +339,22 @@ def receive_start() -> dict[str, Any]:
         os.utime(fd, ns=(mtime, mtime))
         os.close(fd)
     if start.get("run"):
-        start["run"]["buffers"] = [_receive_buffer(size) for size in start["buffers"]]
+        sizes = start["buffers"]
+        shared = sealed.read(passed, sizes) if passed >= 0 else map(_receive_buffer, sizes)
+        start["run"]["buffers"] = list(shared)
     return start
+
+
+def _receive_first() -> tuple[int, int]:
+    """The length of the start message, and the descriptor that came with it, or -1."""
+    frames = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, FRAMES)
+    try:
+        head, ancillary = frames.recvmsg(4, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)[:2]
+    finally:
+        frames.detach()
+    head += _read_exactly(4 - len(head))
+    fds = [fd for _, _, data in ancillary for (fd,) in struct.iter_unpack("i", data)]
+    return int.from_bytes(head, "big"), fds[0] if fds else -1
 
 
 def go_to_start(start: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from .bare import socket
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
+_libc.mmap.restype = ctypes.c_void_p
 # Said once: a jail's set-up is a hundred such calls, and its guest pays for every page it touches.
 _libc.prctl.argtypes = (ctypes.c_int, *(ctypes.c_ulong,) * 4)
 
@@ -220,6 +221,16 @@ def gather_pages(start: int, size: int) -> bool:
     collapse = 25  # MADV_COLLAPSE, since Linux 6.1
     place, length = ctypes.c_void_p(start), ctypes.c_size_t(size)
     return bool(_libc.madvise(place, length, ctypes.c_int(collapse)) == 0)
+
+
+def map_in_place_of(memory: memoryview, fd: int) -> None:
+    """Map the file `fd`, privately, where `memory`, whole pages of a mapping of ours, is."""
+    place = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    failed = ctypes.c_void_p(-1).value
+    rights, flags = ctypes.c_int(1 | 2), ctypes.c_int(2 | 0x10)  # MAP_PRIVATE | MAP_FIXED
+    size, at = ctypes.c_size_t(len(memory)), ctypes.c_long(0)
+    if _libc.mmap(ctypes.c_void_p(place), size, rights, flags, ctypes.c_int(fd), at) == failed:
+        _check(-1, "mmap")
 
 
 def trim_heap() -> None:
