@@ -63,8 +63,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     # Backends sit below the engine and know nothing of the edges.
     "backends": (
         *CORE, "capture", "files", "docker_api", "events", "guest", "images.names",
-        "interpreter", "language_host", "languages", "lint", "lint_rules", "linux", "report",
-        "trusted_imports", "wasm",
+        "interpreter", "language_host", "languages", "lint", "lint_rules", "linux", "needs",
+        "report", "trusted_imports", "wasm",
     ),
     "needs": ("lint", "records"),
     "libraries": (*CORE, "interpreter", "languages", "wasm.modules"),

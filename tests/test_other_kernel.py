@@ -1,8 +1,8 @@
 """Other kernels than this host's: Debian's 6.1 and 6.12, in a machine with cgroup version 2 only.
 
 The image takes a minute to make and is kept; then each of these takes some minutes, because the
-processor is emulated. What they run in there, tests/backends/test_jail_limits.py among them, is part
-of every whole run on this host.
+processor is emulated. What they run in there, tests/backends/test_jail_limits.py among them, is
+part of every whole run on this host.
 """
 
 from __future__ import annotations

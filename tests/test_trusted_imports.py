@@ -400,8 +400,8 @@ _NOT_HOST = (
     "wasm/worker", "testing", "cli/bench", "linux/zygote", "linux/landlock_zygote",
 )  # fmt: skip
 # Third parties', and the interpreter's own extension modules, which come from where it is built.
-_OTHERS = {"numpy", "pandas", "pyarrow", "wasmtime", "yaml", "_json", "_socket", "binascii",
-           "msvcrt", "importlib", "bokeh"}  # fmt: skip
+_OTHERS = {"numpy", "pandas", "polars", "pyarrow", "wasmtime", "yaml", "_json", "_socket",
+           "binascii", "msvcrt", "importlib", "bokeh"}  # fmt: skip
 
 
 def late_imports() -> Iterator[tuple[str, str]]:

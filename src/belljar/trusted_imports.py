@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     F = TypeVar("F", bound=Callable[..., Any])
 
 # What a decoder imports, loaded before the first run that may write to the host: 15 ms, once.
-DECODERS = ("base64", "datetime", "decimal", "fractions", "uuid")
+DECODERS = ("array", "base64", "datetime", "decimal", "fractions", "pathlib", "uuid")
 # What functions of Belljar import besides, loaded with them if the standard library itself, or
 # Belljar, lies where a run may write. `test_trusted_imports` keeps the list complete.
 LATE = (
     "ast", "asyncio", "atexit", "codecs", "ctypes", "dataclasses", "difflib", "fcntl", "html",
     "http.client", "importlib.machinery", "importlib.metadata", "importlib.util", "inspect", "io",
-    "json", "logging", "reprlib", "resource", "select", "shutil", "signal", "socket",
+    "json", "logging", "pwd", "re", "reprlib", "resource", "select", "shutil", "signal", "socket",
     "subprocess", "tempfile", "tomllib", "traceback", "urllib.parse",
 )  # fmt: skip
 

@@ -54,6 +54,7 @@ _PIECE = 1 << 16
 # Past the program's time, or that of collecting files: the host should have ended it, and it or the
 # engine between us is gone or stuck.
 _OVERTIME = 5.0
+_FAREWELL = 2.0
 
 
 class Left(Exception):
@@ -88,6 +89,7 @@ def main(idle: float, ids: tuple[int, int] | None) -> None:
         with identity:  # the only one left with this user's rights is us
             warnings = agent_files.send_changed(start["collect"], before, host.say, LISTED, DATA)
         host.say(DONE, protocol.dumps({"warnings": agent_files.few(warnings)}))
+        host.until_closed()
     except Left:
         os._exit(LEFT if started else NOT_STARTED)
     except Refused as refused:
@@ -132,6 +134,17 @@ class Host:
                     raise Left from None
             except OSError:
                 raise Left from None
+
+    def until_closed(self) -> None:
+        """Throw away what the host still sends until it hangs up, because an engine that cannot
+        pass it on ends the connection, and what was said last may be lost with it."""
+        end = time.monotonic() + _FAREWELL
+        try:
+            while select.select([0], [], [], max(0.0, end - time.monotonic()))[0]:
+                if not os.read(0, 1 << 18):
+                    return
+        except OSError:
+            return
 
     def left(self) -> float | None:
         """Seconds until the deadline; None: there is none yet."""

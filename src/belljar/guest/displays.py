@@ -56,6 +56,9 @@ def cost(shown: dict[str, str]) -> int:
 def plain(obj: object) -> str:
     """`repr(obj)`, but of large containers the first items only: all might not fit into memory."""
     try:
+        if (type(obj) is bytes or type(obj) is bytearray) and len(obj) > MAX_PLAIN:
+            # reprlib writes out all of it before it cuts the middle, in four times the memory.
+            obj = obj[: MAX_PLAIN // 2] + obj[-MAX_PLAIN // 2 :]
         if type(obj).__module__ == "builtins":
             import reprlib
 
