@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import belljar
-from belljar.errors import ProgramFailed, RequestError
+from belljar import ProgramFailed
+from belljar.errors import RequestError
 from belljar.explanation import explained, signal_text
 from belljar.policy import level_policy
 from belljar.types import Display, File, GuestError, KillProof, Request, Result, Status

@@ -51,7 +51,9 @@ def test_times_are_read_as_people_write_them(written: object, expected: float) -
     assert units.seconds("timeout", written) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("written", "expected"), [(1, 1), (2.0, 2), ("50", 50), (" 7 ", 7)])
+@pytest.mark.parametrize(
+    ("written", "expected"), [(1, 1), (2.0, 2), ("50", 50), (" 7 ", 7), ("2e6", 2000000)]
+)
 def test_counts_are_whole_numbers(written: object, expected: int) -> None:
     read = units.count("processes", written)
     assert (read, type(read)) == (expected, int)

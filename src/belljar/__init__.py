@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         LanguageUnknown,
         PolicyError,
         PolicyUnenforceable,
+        ProgramFailed,
         RequestError,
     )
     from .policy import Ceiling, Filesystem, Isolation, Limits, Modules, Network, Policy
@@ -64,7 +65,7 @@ _HOMES = {
     "engine": ("Engine",),
     "errors": (
         "BackendFailed", "BackendUnavailable", "BelljarError", "CommandNotFound", "ConfigError",
-        "LanguageUnknown", "PolicyError", "PolicyUnenforceable", "RequestError",
+        "LanguageUnknown", "PolicyError", "PolicyUnenforceable", "ProgramFailed", "RequestError",
     ),
     "policy": ("Ceiling", "Filesystem", "Isolation", "Limits", "Modules", "Network", "Policy"),
     "types": (
@@ -99,6 +100,7 @@ __all__ = [
     "Policy",
     "PolicyError",
     "PolicyUnenforceable",
+    "ProgramFailed",
     "Request",
     "RequestError",
     "Result",

@@ -38,9 +38,13 @@ def seconds(field: str, given: object) -> float:
 
 
 def count(field: str, given: object) -> int:
-    """`given` as a whole number of things, at least one."""
-    if isinstance(given, str) and _COUNT.fullmatch(given.strip()):
-        given = int(given)
+    """`given` as a whole number of things, at least one: 5, "5", "2e6"."""
+    if isinstance(given, str):
+        text = given.strip()
+        try:
+            given = int(text) if _COUNT.fullmatch(text) else float(text)
+        except ValueError:
+            raise PolicyError(field, f"{given!r} is not a number") from None
     number = _positive(field, given)
     if number != int(number):
         raise PolicyError(field, f"{given!r} is not a whole number")

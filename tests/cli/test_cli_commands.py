@@ -168,7 +168,7 @@ def test_the_guests_bytes_reach_the_right_stream(
         ({"status": Status.TIMEOUT, "signal": 9}, 124, ["timeout", "30 s", "--timeout 60s"]),
         ({"status": Status.OOM, "exit_code": 1}, 137, ["512 MiB", "--memory 1G"]),
         ({"status": Status.KILLED, "signal": 9}, 137, ["killed"]),
-        ({"status": Status.FUEL_EXHAUSTED}, 137, ["fuel"]),
+        ({"status": Status.FUEL_EXHAUSTED}, 137, ["fuel", "--fuel 10000000"]),
         (
             {"status": Status.LIMIT, "limit_hit": "pids", "signal": 9, "exit_code": None},
             137,
@@ -212,7 +212,7 @@ def test_every_end_has_its_exit_code_and_its_words(
     words: list[str],
 ) -> None:
     use(answer(**fields))
-    fuel = ["--fuel", "5"] if fields.get("status") is Status.FUEL_EXHAUSTED else []
+    fuel = ["--fuel", "5e6"] if fields.get("status") is Status.FUEL_EXHAUSTED else []
     assert main(["run", "-c", "1", *fuel]) == code
     captured = capfd.readouterr()
     assert captured.out == ""

@@ -152,7 +152,10 @@ class Shelf:
         if word != "ready":
             self.free.append(slot)
             raise SetupFailed(f"the jail could not be set up: {' '.join(why)}")
-        self.drop(slot)
+        try:
+            self.drop(slot)
+        except OSError:  # there is no descriptor for that either: its group goes with the shelf
+            self.slots[slot.number] = slot
         raise BackendFailed(
             "this process has too many files open to take a jail's (ulimit -n)", retryable=True
         )
@@ -220,11 +223,13 @@ class Slot:
                 return False
             flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
             try:
-                ancillary = self.orders.recvmsg(16, socket.CMSG_SPACE(4), flags)[1]
+                words, ancillary = self.orders.recvmsg(16, socket.CMSG_SPACE(4), flags)[:2]
             except BlockingIOError:
                 return False  # another thread has taken it
             if not ancillary:
-                return True
+                # With words it lives: this process has too many files open to take the descriptor,
+                # and the jail that it announces says so.
+                return not words
             self._process = array.array("i", ancillary[0][2])[0]
             return False
 
@@ -239,11 +244,16 @@ class Slot:
         """Once, whoever comes first: a backend may be closed while its runs end."""
         with self._lock:
             group, self.group = self.group, None
-        if group is not None:
+        if group is None:
+            return
+        try:
             try:
                 group.kill()
             finally:
                 group.remove()
+        except OSError:
+            self.group = group  # for the next attempt
+            raise
 
 
 class ZygoteDied(SetupFailed):

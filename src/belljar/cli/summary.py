@@ -192,7 +192,7 @@ def _more(policy: Policy, name: str) -> str:
             return human_size(doubled).replace(" ", "").replace("iB", "")
         case "timeout":
             return f"{doubled:g}s"
-    return f"{doubled:g}"
+    return str(doubled) if isinstance(doubled, int) else f"{doubled:g}"
 
 
 def _shortened(text: str, most: int = 200) -> str:
