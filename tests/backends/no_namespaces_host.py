@@ -140,6 +140,15 @@ class Questions:
         os.chmod(self.canary, 0o600)
         return [held, opened]
 
+    def own_mode(self) -> list[Any]:
+        code = (
+            "import os, subprocess\n"
+            "open('a', 'w').write('#!/bin/sh\\necho ran')\n"
+            "os.chmod('a', 0o750)\n"
+            "(os.stat('a').st_mode & 0o777, subprocess.run(['./a'], capture_output=True).stdout)"
+        )
+        return [self.run(code).value[0], self.run(code).value[1].decode()]
+
     def unix_socket(self) -> list[Any]:
         path = os.path.join(self.own, "socket")
         code = f"{ATTEMPT}attempt(lambda: socket.socket(socket.AF_UNIX).connect({path!r}))"

@@ -42,6 +42,7 @@ ANSWERS: dict[str, Any] = {
     "floor": ["landlock", ["enforced"]],
     "read_canary": ["EACCES", "done"],
     "chmod_canary": [0o600, 0o644],
+    "own_mode": [0o750, "ran\n"],
     "unix_socket": ["EAFNOSUPPORT", "done"],
     "network": ["EAFNOSUPPORT", "done"],
     "signal_scoped": ["EPERM", True, "done", False],

@@ -20,7 +20,8 @@ Facts relied on, and how to check them again: `belljar doctor`; `pytest tests/ba
 - Landlock denies opening and changing files by path, ptrace and all of /proc/PID towards processes
   outside the domain; from ABI 6 on signals and abstract sockets; from ABI 3 on truncation. It does
   not hold stat, readlink, chmod, chown, utime, extended attributes, inotify or AF_UNIX by path:
-  seccomp closes all of these but the first two (`linux/seccomp_landlock.py`).
+  seccomp closes all of these but the first two (`linux/seccomp_landlock.py`); a supervisor changes
+  the modes of what a program may write (`linux/modes.py`).
 - A process that has no children left, as a subreaper, has no descendants left either.
 
 What it does not protect against: a kernel bug reachable through the allowed calls, side channels,

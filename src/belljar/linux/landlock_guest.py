@@ -11,7 +11,7 @@ import os
 import resource
 import select
 
-from . import landlock, leave, own_frames, seccomp, seccomp_landlock, syscalls
+from . import landlock, leave, modes, own_frames, seccomp, seccomp_landlock, syscalls
 from .bare import signal
 
 TYPE_CHECKING = False
@@ -23,7 +23,7 @@ FRAMES = 3
 # What programs read about themselves, and do not survive when it exists and is closed. Of its own
 # process only: its children's, which have other numbers, no rule can name beforehand.
 _OWN_FILES = tuple(f"/proc/self/{name}" for name in ("cgroup", "stat", "statm", "status"))
-_ERRORS = 4
+_ERRORS, _TO_SUPERVISOR = 4, 5
 
 
 class Settled:
@@ -36,12 +36,16 @@ class Settled:
         self.layers: frozenset[str] = frozenset()
 
 
-def arrange_descriptors(frames: int, errors: int) -> int:
-    """The guest's own are 0 to 3. 4, returned, is the pipe that says how the set-up went."""
-    kept = [syscalls.high(fd) for fd in (frames, errors) if fd >= 0]
+def arrange_descriptors(frames: int, errors: int, to_supervisor: int) -> int:
+    """The guest's own are 0 to 3. 4, returned, is the pipe that says how the set-up went.
+
+    5 is a socket to the supervisor, for the set-up only.
+    """
+    kept = [syscalls.high(fd) for fd in (frames, errors, to_supervisor) if fd >= 0]
     os.dup2(kept[0], FRAMES, inheritable=False)  # without frames it is that pipe, too
-    os.dup2(kept[-1], _ERRORS, inheritable=False)
-    syscalls.close_from(_ERRORS + 1)
+    os.dup2(kept[-2], _ERRORS, inheritable=False)
+    os.dup2(kept[-1], _TO_SUPERVISOR, inheritable=False)
+    syscalls.close_from(_TO_SUPERVISOR + 1)
     return _ERRORS
 
 
@@ -54,6 +58,8 @@ def be_guest(spec: dict[str, Any], settled: Settled) -> NoReturn:
     if spec["affinity"]:
         os.sched_setaffinity(0, spec["affinity"])
     status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
+    if "seccomp" in settled.layers:
+        modes.stop_calls(_TO_SUPERVISOR)
     _limit(spec["rlimits"])
     for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)

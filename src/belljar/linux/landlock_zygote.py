@@ -13,7 +13,8 @@ Theory of operation
 Descriptors: a message on the control socket (SOCK_SEQPACKET) carries those of one run: its own
 control socket, the guest's 0, 1, 2, its frame socket if it has one, and the files by which a
 control group is joined. The run's message comes over its own control socket and so do the words of
-its supervisor, as `launch.py` describes; the guest never has that socket.
+its supervisor, as `launch.py` describes; the guest never has that socket. The guest sends its
+supervisor the descriptor that answers its calls of chmod, and keeps none (`modes.py`).
 
 Who kills whom: the host writes to a run's control socket, or closes it by dying, and the supervisor
 kills all its descendants until the kernel says that it has none. When the host closes our control
@@ -30,7 +31,7 @@ import marshal
 import os
 import sys
 
-from . import landlock_guest, launch, leave, own_frames, seccomp, seccomp_jail, syscalls
+from . import landlock_guest, launch, leave, modes, own_frames, seccomp, seccomp_jail, syscalls
 from .bare import signal, socket
 
 TYPE_CHECKING = False
@@ -73,7 +74,7 @@ def _settle(spec: dict[str, Any]) -> landlock_guest.Settled:
         syscalls.drop_capabilities()
     syscalls.no_new_privileges()
     if "seccomp" in settled.layers:
-        seccomp.install(seccomp_jail.base())
+        seccomp.install(seccomp_jail.base(openat2=True))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel collects our dead by itself
     os.environ.clear()
     for name in [name for name in sys.modules if name.partition(".")[0] == __package__]:
@@ -155,6 +156,10 @@ class Kept(launch.Run):
         super().__init__(control, spec)
         self._settled = settled
         self._group_fds = groups
+        self._modes: modes.Modes | None = None
+        self._from_guest, self._to_supervisor = (
+            end.detach() for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        )
 
     def _groups(self) -> list[int]:
         return self._group_fds
@@ -165,11 +170,24 @@ class Kept(launch.Run):
             syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
             for fd in groups:
                 os.write(fd, b"0")
-            errors = landlock_guest.arrange_descriptors(self.spec["frame_fd"], error_writer)
+            errors = landlock_guest.arrange_descriptors(
+                self.spec["frame_fd"], error_writer, self._to_supervisor
+            )
             landlock_guest.be_guest(self.spec, self._settled)
         except BaseException as error:  # noqa: BLE001 - reported by the parent, then to the host
             os.write(errors, f"{type(error).__name__}: {error}".encode("utf-8", "replace"))
         os._exit(120)
+
+    def _not_ready(self) -> bytes:
+        os.close(self._to_supervisor)
+        self.listener = modes.listener_from(self._from_guest)
+        if self.listener >= 0:
+            self._modes = modes.Modes(self.listener, self.spec["read_write"])
+        return b""
+
+    def _answer(self) -> None:
+        if self._modes is not None:
+            self._modes.answer()
 
     def _over(self, watch: dict[str, Any]) -> bool:
         if watch["threads"] and _threads(self.child) > watch["threads"]:

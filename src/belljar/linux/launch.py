@@ -249,6 +249,7 @@ class Run:
     # -- watching and ending ---------------------------------------------------------------------
 
     told_by = -1  # a descriptor that can be read from when the guest has ended
+    listener = -1  # one that can be read from when a call that a filter stopped waits for `_answer`
 
     def _wait_for_end(self) -> bool:
         """True when the guest ended by itself; False when it must be killed (`reason` says why)."""
@@ -258,19 +259,30 @@ class Run:
         poll.register(self.control, select.POLLIN)
         if self.told_by >= 0:
             poll.register(self.told_by, select.POLLIN)
+        if self.listener >= 0:
+            poll.register(self.listener, select.POLLIN)
         watch = self.spec["watch"]
+        next_look = time.monotonic() + (watch["every"] if watch else 0)
         try:
             while True:
-                ready = dict(poll.poll(watch["every"] * 1000 if watch else None))
+                wait = max(0.0, next_look - time.monotonic()) * 1000 if watch else None
+                ready = dict(poll.poll(wait))
                 if pidfd in ready or self.told_by in ready:
                     return True
                 if self.control in ready:
                     self.reason = "host"
                     return False
-                if watch and self._over(watch):
-                    return False
+                if ready.get(self.listener, 0) & select.POLLIN:
+                    self._answer()
+                if watch and time.monotonic() >= next_look:
+                    if self._over(watch):
+                        return False
+                    next_look = time.monotonic() + watch["every"]
         finally:
             os.close(pidfd)
+
+    def _answer(self) -> None:
+        """Take one stopped call and let it return."""
 
     def _over(self, watch: dict[str, Any]) -> bool:
         """Whether the tree is past a limit that only we hold."""

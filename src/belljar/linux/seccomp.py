@@ -124,6 +124,7 @@ _ALLOW, _KILL, _ERRNO = 0x7FFF_0000, 0x8000_0000, 0x0005_0000
 _ARCH = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
 _X32_BIT = 0x4000_0000
 _PR_SET_SECCOMP = 22
+_LISTENER, _KILLABLE_ONLY = 1 << 3, 1 << 5
 
 
 def supported() -> bool:
@@ -269,3 +270,17 @@ def install(program: bytes) -> None:
     """Put `program` on this thread and all its children. Needs no_new_privs."""
     wrapped = _Program(len(program) // 8, program)
     syscalls.call("seccomp", 1, 0, ctypes.byref(wrapped))
+
+
+def install_listener(program: bytes) -> int:
+    """The same with a program that stops calls: a descriptor that takes and answers them.
+
+    A signal with a handler does not interrupt a call that was taken, where the kernel can (5.19).
+    """
+    wrapped = _Program(len(program) // 8, program)
+    try:
+        return syscalls.call("seccomp", 1, _LISTENER | _KILLABLE_ONLY, ctypes.byref(wrapped))
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    return syscalls.call("seccomp", 1, _LISTENER, ctypes.byref(wrapped))

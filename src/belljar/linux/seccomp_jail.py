@@ -116,15 +116,19 @@ _EAFNOSUPPORT = 0x0005_0000 | errno.EAFNOSUPPORT
 _ARCH = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
 
 
-def base(machine: str = syscalls.MACHINE) -> bytes:
-    """The filter of a zygote and of everything below it."""
+def base(machine: str = syscalls.MACHINE, *, openat2: bool = False) -> bytes:
+    """The filter of a zygote and of everything below it.
+
+    `openat2` leaves that call to supervisors: what a guest loses on top must close it.
+    """
     actions: dict[str, Action] = dict.fromkeys((*ALLOWED, *SETUP), _ALLOW)
     actions |= dict.fromkeys(CLOSED, _EPERM)
     for name, argument in NODES.items():
         actions[name] = _node(argument)
     for name, argument in MODES.items():
         actions[name] = _no_set_id(argument)
-    actions["openat2"] = _ENOSYS  # its mode is in memory, out of a filter's sight
+    # Its mode is in memory, out of a filter's sight.
+    actions["openat2"] = _ALLOW if openat2 else _ENOSYS
     return _search(actions, _ENOSYS, machine)
 
 

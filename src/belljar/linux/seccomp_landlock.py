@@ -4,7 +4,9 @@ The zygote carries the jail's BASE filter (`seccomp_jail.py`: an allow list, unk
 and every run inherits it. `delta` is put on each guest on top of it. It closes what Landlock does
 not hold and what the jail leaves to its namespaces and mounts:
 
-    modes, owners, times    do nothing and report success: Landlock would let an owner change them
+    modes                   asked of the supervisor, which changes those of what the guest may write
+                            (`modes.py`); without it they do nothing and report success
+    owners, times           do nothing and report success: Landlock would let an owner change them
     extended attributes     EOPNOTSUPP, reading too: Landlock does not ask for a path here
     inotify                 ENOSYS in BASE: it would tell the names in directories that cannot be
                             listed, and a user has few instances
@@ -41,7 +43,8 @@ XATTRS = _words("""
     setxattr lsetxattr fsetxattr removexattr lremovexattr fremovexattr getxattr lgetxattr fgetxattr
     listxattr llistxattr flistxattr
 """)
-MODES_OWNERS_TIMES = tuple(name for name in METADATA if "xattr" not in name)
+MODES = ("chmod", "fchmod", "fchmodat", "fchmodat2")
+OWNERS_TIMES = tuple(name for name in METADATA if "xattr" not in name and name not in MODES)
 CONNECTIONS = ("bind", "connect", "listen", "accept", "accept4")
 # F_SETOWN and F_SETOWN_EX send signals to others.
 _FCNTLS = (8, 15, *REFUSED_FCNTLS)
@@ -56,6 +59,7 @@ _CLONE_THREAD = 0x0001_0000
 _EAGAIN = 0x0005_0000 | errno.EAGAIN
 _EOPNOTSUPP = 0x0005_0000 | errno.EOPNOTSUPP
 _ENOTTY = 0x0005_0000 | errno.ENOTTY
+_STOP = 0x7FC0_0000  # SECCOMP_RET_USER_NOTIF: weaker than any error of another filter's
 
 
 def delta(
@@ -72,14 +76,16 @@ def delta(
     `families` are all it may open sockets of; without `children` it stays one process; `counted`
     says that a cgroup counts its memory; without `affinity` it stays on the cores it was given;
     without `truncate` that call is closed, which Landlock holds only from its third version on.
+    Modes are the business of `modes`.
     """
     families = tuple(families)
     actions: dict[str, Action] = dict.fromkeys(jail.SETUP, _EPERM)
     actions["clone3"] = jail._ENOSYS  # its flags are out of sight; the C library tries clone next
+    actions["openat2"] = jail._ENOSYS  # base leaves it to the supervisor
     actions["clone"] = _clone(children)
     if not children:
         actions |= {"fork": _EAGAIN, "vfork": _EAGAIN}
-    actions |= dict.fromkeys(MODES_OWNERS_TIMES, jail._SUCCESS)
+    actions |= dict.fromkeys(OWNERS_TIMES, jail._SUCCESS)
     actions |= dict.fromkeys(XATTRS, _EOPNOTSUPP)
     actions["fallocate"] = _EOPNOTSUPP
     actions["fcntl"] = _one_of(1, _FCNTLS, then=_EPERM, otherwise=_ALLOW)
@@ -100,6 +106,12 @@ def delta(
     if not truncate:
         actions["truncate"] = _EPERM
     return jail._search(actions, _ALLOW, machine)
+
+
+def modes(*, stopped: bool, machine: str = syscalls.MACHINE) -> bytes:
+    """For the calls that change a mode: wait for an answer if `stopped`, do nothing otherwise."""
+    action = _STOP if stopped else jail._SUCCESS
+    return jail._search(dict.fromkeys(MODES, action), _ALLOW, machine)
 
 
 def signals_to_itself(pid: int, *, machine: str = syscalls.MACHINE) -> bytes:

@@ -32,6 +32,7 @@ NUMBERS |= {
     "mount_setattr": 442,
     "move_mount": 429,
     "open_tree": 428,
+    "openat2": 437,
 }
 
 CLONE_VM = 0x0000_0100
