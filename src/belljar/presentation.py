@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import reprlib
 from typing import Any
@@ -24,6 +25,7 @@ _SUFFIXES = {
 }
 # Pictures cannot run anything in a notebook's page. HTML and SVG can, and the guest wrote them.
 _PICTURES = ("image/png", "image/jpeg")
+_LONGEST_DATA = 4 << 20
 _LEAST_SUMMARY = 200
 # CPython refuses to write an integer of more than 4300 digits.
 _MOST_BITS = 4000
@@ -160,6 +162,22 @@ def of_display(shown: Display) -> dict[str, Any]:
     """A notebook's view of a display: its picture, or its plain text."""
     pictures = {kind: shown.data[kind] for kind in _PICTURES if kind in shown.data}
     return {"text/plain": shown.text or repr(shown), **pictures}
+
+
+def data(shown: Display, mime: str) -> dict[str, Any] | None:
+    """What the JSON of a display says; None if it has none, or the guest wrote another thing."""
+    text = shown.data.get(mime, "")
+    if not text or len(text) > _LONGEST_DATA:
+        return None
+    try:
+        found = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return None
+    return found if type(found) is dict else None
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 def save(shown: Display, path: str | os.PathLike[str]) -> None:

@@ -89,6 +89,20 @@ class Display:
         picture = self.data.get("image/png")
         return None if picture is None else values.from_base64(picture)
 
+    @property
+    def chart(self) -> dict[str, Any] | None:
+        """What a matplotlib figure plots, as `guest/charts.py` describes it."""
+        from . import presentation
+
+        return presentation.data(self, "application/vnd.belljar.chart+json")
+
+    @property
+    def table(self) -> dict[str, Any] | None:
+        """Columns, types and first rows of a table, as `guest/previews.py` describes them."""
+        from . import presentation
+
+        return presentation.data(self, "application/vnd.belljar.table+json")
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the form that the path's suffix names; ValueError if there is no such form."""
         from . import presentation

@@ -13,6 +13,7 @@ from .protocol import NODE, clean, dumps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 MAX_DISPLAYS = 100
@@ -22,6 +23,12 @@ MAX_RICH = 8 << 20
 MAX_SHOWN = 16 << 20
 _MAX_BUNDLE = 16 << 20
 MAX_TYPES = 20
+
+# Without one of these loaded there is no object of theirs.
+_LIBRARIES = frozenset((
+    "altair", "bokeh.models", "matplotlib.figure", "pandas", "plotly.basedatatypes", "polars",
+    "pyarrow",
+))  # fmt: skip
 
 _METHODS = (
     ("_repr_html_", "text/html"),
@@ -104,6 +111,32 @@ def _representations(obj: object) -> dict[Any, Any]:
         several = several[0]
     if type(several) is dict:
         found.update(list(several.items())[:MAX_TYPES])
+    found.update(_of_library(obj))
+    return found
+
+
+def _of_library(obj: Any) -> dict[Any, Any]:
+    """What a library's object has besides its own representations: its data, in a form to draw."""
+    if _LIBRARIES.isdisjoint(sys.modules):
+        return {}
+    from . import charts, plots, previews
+
+    forms: list[tuple[str, Callable[[], Any]]] = [
+        (charts.MIME, lambda: charts.of_figure(obj) if is_figure(obj) else None),
+        (previews.MIME, lambda: previews.of_table(obj)),
+    ]
+    try:
+        forms += plots.forms(obj)
+    except BaseException:
+        del forms[2:]  # another version of the library
+    found: dict[Any, Any] = {}
+    for mime, form in forms:
+        try:
+            content = form()
+        except BaseException:
+            continue
+        if content is not None:
+            found[mime] = content
     return found
 
 

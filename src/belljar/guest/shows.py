@@ -88,25 +88,9 @@ def _plotly(module: Any, display: Display) -> None:
 
 def _bokeh(module: Any, display: Display) -> None:
     def show(obj: Any, *args: Any, **more: Any) -> None:
-        from bokeh.embed import file_html  # type: ignore[import-not-found]
-        from bokeh.resources import INLINE  # type: ignore[import-not-found]
-
-        display(_Page(repr(obj), file_html(obj, INLINE)))
+        display(obj)
 
     module.show = show
-
-
-class _Page:
-    """An object that is shown as a page."""
-
-    def __init__(self, text: str, html: str) -> None:
-        self._text, self._html = text, html
-
-    def __repr__(self) -> str:
-        return self._text
-
-    def _repr_html_(self) -> str:
-        return self._html
 
 
 _PATCHES: dict[str, Callable[[Any, Display], None]] = {
