@@ -57,6 +57,7 @@ def test_run_has_the_signature_that_others_rely_on() -> None:
         "timeout": None, "memory": None, "cpus": None, "processes": None, "disk": None,
         "output": None, "value": None, "displays": None, "open_files": None, "fuel": None,
         "stdin": b"", "args": (), "env": None, "files": None, "outputs": (), "context": None,
+        "outputs_to": None, "outputs_each": None, "outputs_total": None,
         "mounts": (), "network": None,
         "modules": None, "min_isolation": None, "python": None, "image": None, "on_stdout": None,
         "on_stderr": None, "settle": None, "require_libraries": (), "retry": None,

@@ -102,7 +102,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "servers.http",
     ),
     "servers.auth": CORE,
-    "servers.remote": (*CORE, "api", "config", "config_keys", "engine"),
+    "servers.remote": (*CORE, "api", "config", "config_keys", "engine", "files"),
     "servers.http": (
         *CORE, "_version", "api", "async_runs", "backends", "doctor", "engine", "events", "guest",
         "presentation", "servers.auth", "servers.remote", "stores",

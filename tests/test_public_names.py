@@ -12,11 +12,12 @@ import pytest
 import belljar
 
 NAMES = [
-    "BackendFailed", "BackendUnavailable", "BelljarError", "Ceiling", "CommandNotFound",
-    "ConfigError", "Display", "Enforcement", "Engine", "Fields", "File", "Filesystem", "GuestError",
-    "Isolation", "LanguageUnknown", "Limits", "Member", "Modules", "Mount", "Network", "Opaque",
-    "Policy", "PolicyError", "PolicyUnenforceable", "Request", "RequestError", "Result", "Runner",
-    "Settings", "Status", "Usage", "__version__", "arun", "create_runner", "run",
+    "BackendFailed", "BackendUnavailable", "BelljarError", "Ceiling", "Change", "CommandNotFound",
+    "ConfigError", "Display", "Enforcement", "Engine", "Fields", "File", "Filesystem",
+    "GuestError", "Isolation", "LanguageUnknown", "Limits", "Member", "Modules", "Mount",
+    "Network", "Opaque", "Policy", "PolicyError", "PolicyUnenforceable", "ProgramFailed",
+    "Request", "RequestError", "Result", "Runner", "Settings", "Status", "Usage", "__version__",
+    "arun", "create_runner", "run",
 ]  # fmt: skip
 
 # Each of these costs more to import than a short program takes to run.

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.types import (
+    Change,
     Display,
     Enforcement,
     File,
@@ -28,9 +29,9 @@ from belljar.types import (
 
 KEYS = [
     "id", "status", "exit_code", "signal", "limit_hit", "explanation", "stdout", "stderr",
-    "truncated", "value", "error", "displays", "files", "usage", "timings", "enforcement",
-    "kill", "settled", "backend", "backend_reason", "fallback", "retried", "isolation",
-    "warnings",
+    "truncated", "value", "error", "displays", "files", "changes", "usage", "timings",
+    "enforcement", "kill", "settled", "backend", "backend_reason", "fallback", "retried",
+    "isolation", "warnings",
 ]  # fmt: skip
 
 any_text = st.text(st.characters(), max_size=20)  # lone surrogates included
@@ -62,6 +63,7 @@ def test_any_result_is_strict_json(status: Status, text: str, value: Any, data: 
         error=GuestError(type=text, message=text, traceback=text),
         displays=(Display(data={"text/plain": text}),),
         files={text: File(path=text, size=3, data=data)},
+        changes=(Change(path=text, kind="created", size=3),),
         kill=KillProof(reason="timeout", survivors=0, seconds=0.1),
         enforcement={"memory": Enforcement(state="enforced", by="rlimit")},
     )
@@ -105,6 +107,25 @@ def test_file_contents_cross_as_base64() -> None:
     assert (shown["size"], shown["truncated"]) == (2, False)
     unasked = Result(status=Status.SUCCESS, files={"a": File(path="a", size=2)}).to_dict()
     assert unasked["files"]["a"]["data"] is None
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("a/b.csv", "text/csv"),
+        ("plot.png", "image/png"),
+        ("table.csv.gz", "application/gzip"),
+        ("out.tar.xz", "application/x-xz"),
+        ("old.Z", "application/octet-stream"),
+        (".png", "image/png"),
+        ("no-suffix", "application/octet-stream"),
+        ("", "application/octet-stream"),
+        ("data:text/html,x", "application/octet-stream"),
+        ("http://[x", "application/octet-stream"),
+    ],
+)
+def test_a_mime_type_is_what_the_suffix_says(path: str, kind: str) -> None:
+    assert Change(path=path, kind="created").mime_type == kind
 
 
 def test_a_file_s_text_is_its_data_whatever_that_is() -> None:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     )
     from .policy import Ceiling, Filesystem, Isolation, Limits, Modules, Network, Policy
     from .types import (
+        Change,
         Display,
         Enforcement,
         Fields,
@@ -69,8 +70,8 @@ _HOMES = {
     ),
     "policy": ("Ceiling", "Filesystem", "Isolation", "Limits", "Modules", "Network", "Policy"),
     "types": (
-        "Display", "Enforcement", "Fields", "File", "GuestError", "Member", "Mount", "Opaque",
-        "Request", "Result", "Status", "Usage",
+        "Change", "Display", "Enforcement", "Fields", "File", "GuestError", "Member", "Mount",
+        "Opaque", "Request", "Result", "Status", "Usage",
     ),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -80,6 +81,7 @@ __all__ = [
     "BackendUnavailable",
     "BelljarError",
     "Ceiling",
+    "Change",
     "CommandNotFound",
     "ConfigError",
     "Display",

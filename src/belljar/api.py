@@ -6,16 +6,16 @@ import itertools
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from . import languages, libraries
+from . import languages, libraries, units
 from .backends.base import Cancel, Plan
 from .config import Settings, load
 from .engine import Engine
 from .errors import RequestError
 from .events import Emit, Event, Output, RunFailed, RunFinished
-from .files import collect
+from .files.names import checked_name
 from .policy import Policy
 from .policy_fields import checked_path, normal_path, parse_mount
 from .records import plain, replace
@@ -30,8 +30,9 @@ OnText = Callable[[str], object]
 
 # What a request may say, apart from the policy.
 REQUEST_KEYS = (
-    "language", "stdin", "args", "env", "files", "outputs", "context", "mounts", "workdir",
-    "python", "image", "settle", "require_libraries", "retry", "fallback", "prefer",
+    "language", "stdin", "args", "env", "files", "outputs", "outputs_to", "outputs_each",
+    "outputs_total", "context", "mounts", "workdir", "python", "image", "settle",
+    "require_libraries", "retry", "fallback", "prefer",
 )  # fmt: skip
 _CALLBACKS = ("on_stdout", "on_stderr")
 MAX_CONCURRENCY = 64
@@ -67,6 +68,9 @@ def run(
     env: Mapping[str, str] | None = None,
     files: Mapping[str, bytes | str | os.PathLike[str]] | Iterable[os.PathLike[str]] | None = None,
     outputs: Iterable[str] = (),
+    outputs_to: str | os.PathLike[str] | None = None,
+    outputs_each: int | str | None = None,
+    outputs_total: int | str | None = None,
     context: Mapping[str, Any] | None = None,
     mounts: Iterable[Mount | str] = (),
     workdir: str | os.PathLike[str] | None = None,
@@ -87,6 +91,11 @@ def run(
 
     A program that fails, overruns a limit or is refused by the lint is a Result; BelljarError is
     raised only when the request is malformed or the sandbox itself cannot do its work.
+
+    `outputs` are patterns of files to bring back in `result.files`, and `result.changes` lists what
+    was created, changed and deleted. With `outputs_to` the files (all that are new or changed, if
+    `outputs` is empty) are written below that directory piece by piece instead, and never replace
+    what is there. `outputs_each` and `outputs_total` bound their bytes.
 
     `workdir` is where the program starts: a directory in one of the `mounts`, or of `files`.
     Outputs are collected from the run's own work directory all the same.
@@ -314,6 +323,9 @@ def build_request(
     env: Mapping[str, str] | None = None,
     files: Mapping[str, bytes | str | os.PathLike[str]] | Iterable[os.PathLike[str]] | None = None,
     outputs: Iterable[str] = (),
+    outputs_to: str | os.PathLike[str] | None = None,
+    outputs_each: int | str | None = None,
+    outputs_total: int | str | None = None,
     context: Mapping[str, Any] | None = None,
     mounts: Iterable[Mount | str] = (),
     workdir: str | os.PathLike[str] | None = None,
@@ -343,8 +355,7 @@ def build_request(
         spoken = replace(spoken, file=filename)
     name = spoken.file if code is not None else None
     contents: dict[str, bytes] = {}
-    for path, data in named.items():
-        clean = collect.checked_name("files", path)
+    for clean, data in _expanded(named):
         if name is not None and _overlap(clean, name):
             raise RequestError("files", f"{clean!r} is where the program itself is written")
         if clean in contents:
@@ -370,6 +381,9 @@ def build_request(
         env=variables,
         files=contents,
         outputs=_globs(outputs),
+        outputs_to=_directory("outputs_to", outputs_to),
+        outputs_each=_size("outputs_each", outputs_each),
+        outputs_total=_size("outputs_total", outputs_total),
         context=_variables(_mapping("context", context)),
         mounts=_distinct(shown, {*contents, *([name] if name is not None else [])}),
         python=_word("python", python),
@@ -461,6 +475,26 @@ def _named_files(given: Any) -> Mapping[Any, Any]:
     if len(named) != len(paths):
         raise RequestError("files", "two of the paths have the same name", fix="name them: {...}")
     return named
+
+
+def _expanded(named: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    """Name and content of every file, with directories replaced by what is in them."""
+    for path, data in named.items():
+        clean = checked_name("files", path)
+        if isinstance(data, os.PathLike) and os.path.isdir(data):
+            from .files import given
+
+            yield from given.tree(clean, os.fspath(data))
+        else:
+            yield clean, data
+
+
+def _directory(where: str, given: str | os.PathLike[str] | None) -> str:
+    return "" if given is None else os.path.abspath(checked_path(where, given))
+
+
+def _size(where: str, given: int | str | None) -> int | None:
+    return None if given is None else units.size(where, given)
 
 
 def _globs(given: Iterable[str]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from . import languages, log, selection, trusted_imports
 from .backends import registry
 from .backends.base import Backend, Cancel, Plan, never
 from .config import Settings, load
-from .errors import BackendUnavailable, BelljarError, PolicyUnenforceable, SetupFailed
+from .errors import BackendUnavailable, BelljarError, PolicyUnenforceable, RequestError, SetupFailed
 from .events import Emit, Event, FanOut, RunFailed, RunFinished, RunStarted, Sink
 from .explanation import explained
 from .policy import DANGEROUS_MODULES, Modules, Policy, level_policy
@@ -22,6 +22,7 @@ from .types import GuestError, Language, Request, Result, Status
 
 if TYPE_CHECKING:
     from . import retrying
+    from .files.destination import Destination
 
 
 _REMEMBERED = 64
@@ -118,20 +119,26 @@ class Engine:
         exposed: tuple[str, ...] = ()
         if request.mounts or resolved.policy.filesystem.read_write:
             exposed = _note_writable(request, resolved.policy)
-        if request.retry:
-            from . import retrying
+        # Before the program starts: one that can write beside it could put a link in its place.
+        into = _destination(request) if request.outputs_to else None
+        try:
+            if request.retry:
+                from . import retrying
 
-            unheard = retrying.Unheard(forward)
-            chosen, result = self._run(chosen, unheard, switch, emit)
-            another = self._elsewhere(chosen, result, unheard, backend, switch)
-            if another is None:
-                unheard.release()
+                unheard = retrying.Unheard(forward)
+                chosen, result = self._run(chosen, unheard, switch, emit, into)
+                another = self._elsewhere(chosen, result, unheard, backend, switch)
+                if another is None:
+                    unheard.release()
+                else:
+                    retried, chosen = chosen.backend.name, another
+                    timings["first"] = time.monotonic() - planned
+                    chosen, result = self._run(chosen, forward, switch, emit, into)
             else:
-                retried, chosen = chosen.backend.name, another
-                timings["first"] = time.monotonic() - planned
-                chosen, result = self._run(chosen, forward, switch, emit)
-        else:
-            chosen, result = self._run(chosen, forward, switch, emit)
+                chosen, result = self._run(chosen, forward, switch, emit, into)
+        finally:
+            if into is not None:
+                into.close()
         told = (
             *resolved.warnings, *exposed, *chosen.plan.warnings, *result.warnings,
             *_not_found(request.outputs, result),
@@ -148,7 +155,12 @@ class Engine:
         return self._tell(explained(result, chosen.plan.policy, request), request, emit)
 
     def _run(
-        self, chosen: Chosen, forward: Emit, cancel: Cancel, emit: Emit | None
+        self,
+        chosen: Chosen,
+        forward: Emit,
+        cancel: Cancel,
+        emit: Emit | None,
+        into: Destination | None,
     ) -> tuple[Chosen, Result]:
         """The result, and where it is from: another backend if `chosen` could not be set up."""
         try:
@@ -156,12 +168,13 @@ class Engine:
                 name = chosen.backend.name
                 self._emit(RunStarted(request=chosen.plan.request, backend=name), emit)
                 try:
-                    result = chosen.backend.run(chosen.plan, forward, cancel)
+                    plan = chosen.plan if into is None else replace(chosen.plan, destination=into)
+                    result = chosen.backend.run(plan, forward, cancel)
                 except SetupFailed as error:
                     chosen = self._selection.after(chosen, error)
                     continue
                 self._selection.worked(name)
-                return chosen, result
+                return chosen, result if into is None else into.with_rest(result)
         except BaseException as error:
             # A caller whose own callback raised is not called again.
             caller = emit if isinstance(error, BelljarError) else None
@@ -349,6 +362,18 @@ def _level_of_list(policy: Policy) -> str | None:
     """The level whose list of modules the policy has, if it has a level's."""
     own = level_policy(policy.level).modules
     return policy.level if policy.modules.allow and policy.modules.allow == own.allow else None
+
+
+def _destination(request: Request) -> Destination:
+    """The directory that the request has its files written to. Raises RequestError."""
+    from .files.destination import Destination
+
+    try:
+        return Destination(request.outputs_to, request.outputs)
+    except OSError as error:
+        problem = f"{request.outputs_to!r} cannot be opened: {error.strerror}"
+        fix = "name a directory that you can write to"
+        raise RequestError("outputs_to", problem, fix=fix) from None
 
 
 def _not_found(outputs: tuple[str, ...], result: Result) -> Iterator[str]:

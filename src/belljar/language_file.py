@@ -14,7 +14,7 @@ from typing import Any
 from . import languages, policy_fields, trusted_imports, units
 from .config import read_bytes
 from .errors import ConfigError, LanguageUnknown, PolicyError, RequestError
-from .files.collect import checked_name
+from .files.names import checked_name
 from .records import replace
 from .types import Language, Place
 

@@ -26,6 +26,11 @@ _SUFFIXES = {
 # Pictures cannot run anything in a notebook's page. HTML and SVG can, and the guest wrote them.
 _PICTURES = ("image/png", "image/jpeg")
 _LONGEST_DATA = 4 << 20
+_PACKED = {
+    "gzip": "application/gzip",
+    "bzip2": "application/x-bzip2",
+    "xz": "application/x-xz",
+}
 _LEAST_SUMMARY = 200
 # CPython refuses to write an integer of more than 4300 digits.
 _MOST_BITS = 4000
@@ -137,6 +142,22 @@ def summary(result: Result, max_chars: int) -> str:
     share = max(0, room // max(1, len(sections)) - 20)
     body = [f"{name}:\n{_cut(text, share)}" for name, text in sections]
     return "\n".join([*head, *body, *tail])[:most]
+
+
+def mime_type(path: str) -> str:
+    """The MIME type that the suffix of a file's name stands for.
+
+    The name is a guest's: only its plain characters are looked at, because `mimetypes` reads names
+    as URLs, and raises for some.
+    """
+    import mimetypes  # late: it reads the system's tables
+
+    name = path.rsplit("/", 1)[-1]
+    plain = "".join(char for char in name if char.isascii() and (char.isalnum() or char in "._+-"))
+    kind, packed = mimetypes.guess_type(f"x{plain}")
+    if packed is not None:  # of the packed file, not of what is inside
+        return _PACKED.get(packed, "application/octet-stream")
+    return kind or "application/octet-stream"
 
 
 def bundle(result: Result) -> dict[str, Any]:

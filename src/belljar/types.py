@@ -122,16 +122,41 @@ class Display:
 
 @record
 class File:
-    """A file that the run left changed. `data` is None unless an output glob asked for it."""
+    """A file that the run left changed. `data` is None unless an output glob asked for it.
+
+    `saved` is where it is on the host, if the run had `outputs_to`; `data` is None then.
+    """
 
     path: str
     size: int
     data: bytes | None = None
     truncated: bool = False
+    saved: str | None = None
 
     @property
     def text(self) -> str:
         return (self.data or b"").decode("utf-8", "replace")
+
+
+@record
+class Change:
+    """What a run did to one file of its work directory, and what the file is now.
+
+    `size` is None for a deleted file. `sha256` is that of the whole content; None for a deleted
+    file, one that was cut, and one that was too large to be read for its hash alone.
+    """
+
+    path: str
+    kind: Literal["created", "changed", "deleted"]
+    size: int | None = None
+    sha256: str | None = None
+
+    @property
+    def mime_type(self) -> str:
+        """What the name's suffix says; the content may be anything."""
+        from . import presentation
+
+        return presentation.mime_type(self.path)
 
 
 @record
@@ -189,6 +214,7 @@ class Result:
     error: GuestError | None = None
     displays: tuple[Display, ...] = ()
     files: Mapping[str, File] = field(default_factory=dict)
+    changes: tuple[Change, ...] = ()
     usage: Usage = field(default_factory=Usage)
     timings: Mapping[str, float] = field(default_factory=dict)
     enforcement: Mapping[str, Enforcement] = field(default_factory=dict)
@@ -261,9 +287,20 @@ class Result:
                     "size": file.size,
                     "data": None if file.data is None else base64.b64encode(file.data).decode(),
                     "truncated": file.truncated,
+                    "saved": file.saved and clean_text(file.saved),
                 }
                 for path, file in self.files.items()
             },
+            "changes": [
+                {
+                    "path": clean_text(change.path),
+                    "kind": change.kind,
+                    "size": change.size,
+                    "sha256": change.sha256,
+                    "mime_type": change.mime_type,
+                }
+                for change in self.changes
+            ],
             "usage": plain(self.usage),
             "timings": dict(self.timings),
             "enforcement": {
@@ -352,6 +389,9 @@ class Request:
     env: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, bytes] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
+    outputs_to: str = ""  # the host's directory that collected files are written to; "": memory
+    outputs_each: int | None = None  # bytes of one collected file
+    outputs_total: int | None = None  # bytes of all of them
     context: Mapping[str, Any] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
     workdir: str = ""  # where the program starts, if not in the work directory

@@ -19,6 +19,7 @@ from belljar.backends.portable_posix import PosixTree
 from belljar.backends.portable_tree import Launch
 from belljar.errors import BackendFailed, RequestError
 from belljar.files import collect
+from belljar.files.copying import Wanted
 from belljar.guest import protocol
 from belljar.report import Report, run_frame
 from belljar.testing.conformance.harness import marked_processes
@@ -168,11 +169,11 @@ def test_changed_files_are_found_by_path_as_by_descriptor(work: Path, tmp_path: 
     (work / "second.csv").hardlink_to(outside / "canary")
     (work / "link.csv").symlink_to(outside / "canary")
     (work / "door").symlink_to(outside, target_is_directory=True)
-    found = portable_files.changed_files(str(work), before, ("*.csv",))
+    found = portable_files.changed_files(str(work), before, Wanted(globs=("*.csv",)))
     assert set(found.files) == {"deep/er/new.csv", "second.csv"}
     assert found.files["deep/er/new.csv"].data == b"1,2"
     assert found.files["second.csv"].data is None
-    assert found.files == collect.changed_files(str(work), before, ("*.csv",)).files
+    assert found.files == collect.changed_files(str(work), before, Wanted(globs=("*.csv",))).files
 
 
 def test_collecting_by_path_is_bounded(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +183,7 @@ def test_collecting_by_path_is_bounded(work: Path, monkeypatch: pytest.MonkeyPat
     files = [work / f"f{number}" for number in range(3)]
     for file in files:
         file.write_text("12345")
-    found = portable_files.changed_files(str(work), before, ("*",))
+    found = portable_files.changed_files(str(work), before, Wanted(globs=("*",)))
     assert len(found.files) == 2
     assert sum(len(entry.data or b"") for entry in found.files.values()) == 3
     told = " ".join(found.warnings)
@@ -192,7 +193,7 @@ def test_collecting_by_path_is_bounded(work: Path, monkeypatch: pytest.MonkeyPat
         file.unlink()
     monkeypatch.setattr(collect, "MAX_DEPTH", 1)
     (work / "deep" / "er" / "below").write_text("x")
-    shallow = portable_files.changed_files(str(work), before, ())
+    shallow = portable_files.changed_files(str(work), before, Wanted())
     assert "deeper than 1" in " ".join(shallow.warnings)
 
 

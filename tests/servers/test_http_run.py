@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
+import os
 import subprocess
 from typing import Any
 
@@ -77,12 +79,43 @@ def test_files_come_back_as_base64(server: Server) -> None:
     code = "open('out.bin', 'wb').write(open('in.bin', 'rb').read()[::-1])"
     files = {"in.bin": {"base64": "AAEC"}}
     result = server.run(code, files=files, outputs=["*.bin"])
-    assert result["files"] == {"out.bin": {"size": 3, "data": "AgEA", "truncated": False}}
+    assert result["files"] == {
+        "out.bin": {"size": 3, "data": "AgEA", "truncated": False, "saved": None}
+    }
+    assert result["changes"] == [
+        {
+            "path": "out.bin",
+            "kind": "created",
+            "size": 3,
+            "sha256": hashlib.sha256(b"\2\1\0").hexdigest(),
+            "mime_type": "application/octet-stream",
+        }
+    ]
 
 
 def test_a_value_without_a_form_in_json_is_dropped_with_a_warning(server: Server) -> None:
     result = server.run("'\\ud800'")
     assert result["status"] == "success"
+
+
+@pytest.mark.parametrize(
+    ("option", "refused", "allowed"),
+    [
+        ("outputs_to", "/tmp/belljar-canary", None),
+        ("outputs_total", "65M", "64M"),
+        ("outputs_each", "65M", "64M"),
+    ],
+)
+def test_a_remote_caller_has_files_in_the_answer_and_within_bounds(
+    server: Server, option: str, refused: str, allowed: str | None
+) -> None:
+    body = {"code": "open('a', 'w').write('x')", "outputs": ["a"]}
+    with server.client() as client:
+        answer = client.post("/v1/run", json={**body, option: refused})
+    assert answer.json()["code"] == "not_allowed"
+    assert not os.path.exists("/tmp/belljar-canary")
+    if allowed is not None:  # the control arm
+        assert server.run(**body, **{option: allowed})["files"]["a"]["size"] == 1
 
 
 def test_every_option_of_run_has_its_decision() -> None:

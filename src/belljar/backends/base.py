@@ -9,6 +9,8 @@ Contract of a backend:
 - `run` emits Output and Displayed events only, and keeps reading `cancel` until the end.
 - Exit status, signal, times and limits in the Result come from the kernel or the engine, never from
   bytes that the guest wrote.
+- Files that `outcome.wanted` asks for go into `plan.destination` if there is one. The engine writes
+  what a backend left in memory instead.
 - One that runs programs in container images has `takes_images = True`; others are never given a
   request that names one.
 - One that needs more than `minima.LEAST` of a limit to start has `least`, of the same form.
@@ -25,13 +27,16 @@ import os
 import threading
 from collections.abc import Container, Mapping
 from functools import cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import PolicyError, PolicyUnenforceable
 from ..events import Emit
 from ..policy import Isolation, Policy
 from ..records import record
 from ..types import Enforcement, Request, Result
+
+if TYPE_CHECKING:
+    from ..files.destination import Destination
 
 # Every field a backend must account for in its enforcement report.
 FIELDS = (
@@ -65,6 +70,7 @@ class Plan:
     spec: Any = None
     warnings: tuple[str, ...] = ()
     image: str = ""  # the one that it runs in, where there are any
+    destination: Destination | None = None  # where collected files go, instead of into memory
 
 
 class Cancel:

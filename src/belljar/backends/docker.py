@@ -41,6 +41,8 @@ from ..docker_api import Api, ApiError, connect
 from ..errors import BackendFailed, BackendUnavailable, BelljarError, RequestError
 from ..events import Emit
 from ..files import collect
+from ..files.copying import Wanted
+from ..files.names import checked_name
 from ..images import names
 from ..policy import Isolation, Policy
 from ..records import replace
@@ -173,7 +175,8 @@ class DockerBackend(Layered):
         request, spec, limits = plan.request, plan.spec, plan.policy.limits
         assert isinstance(spec, Spec)
         budgets = outcome.budgets_of(plan)
-        start, program = _start_packets(request, spec, limits.timeout, budgets)
+        wanted = outcome.wanted(plan)
+        start, program, given = _start_packets(request, spec, limits.timeout, budgets, wanted)
         report, shown = outcome.heard(plan, emit)
         warnings: list[str] = []
         left: list[str] = []
@@ -198,6 +201,8 @@ class DockerBackend(Layered):
                 report=report,
                 emit=emit,
                 cancel=cancel,
+                wanted=wanted,
+                given=given,
             )  # fmt: skip
             taken = time.monotonic()
             try:
@@ -417,10 +422,10 @@ def _refuse_other_python(spec: Spec, container: Container) -> None:
 
 
 def _start_packets(
-    request: Request, spec: Spec, timeout: float, budgets: Budgets
-) -> tuple[list[bytes], Pieces]:
-    """(what the agent is told first, the worker's RUN frame)."""
-    files = {collect.checked_name("files", name): data for name, data in request.files.items()}
+    request: Request, spec: Spec, timeout: float, budgets: Budgets, wanted: Wanted
+) -> tuple[list[bytes], Pieces, frozenset[str]]:
+    """(what the agent is told first, the worker's RUN frame, names of the files it is given)."""
+    files = {checked_name("files", name): data for name, data in request.files.items()}
     called = working_directory.program_file(request, spec.file or "", docker_plan.WORK)
     program = Pieces(run_pieces(request, called, budgets) if spec.worker else ())
     if spec.file and request.code is not None:  # also for the worker: multiprocessing reads it
@@ -430,5 +435,5 @@ def _start_packets(
         raise RequestError("files", f"do not fit into a disk of {room} bytes", fix="raise `disk`")
     stamp = time.time_ns()
     listed = [(name, len(data), stamp) for name, data in files.items()]
-    message = spec.start(request, timeout, listed)
-    return agent_link.start_packets(message, list(files.values())), program
+    message = spec.start(request, timeout, listed, wanted)
+    return agent_link.start_packets(message, list(files.values())), program, frozenset(files)

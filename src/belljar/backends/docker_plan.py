@@ -15,6 +15,7 @@ from typing import Any
 from .. import languages
 from ..errors import BackendUnavailable, RequestError
 from ..files.collect import MAX_BYTES, MAX_DEPTH, MAX_FILES, MAX_SECONDS
+from ..files.copying import MAX_HASHED, Wanted
 from ..images.names import image_for, image_name
 from ..linux import remap
 from ..linux.cgroup import SOCKETS_PART
@@ -56,6 +57,7 @@ MASKED = (
     "/proc/vmallocinfo", "/proc/zoneinfo", "/sys/block", "/sys/kernel/debug",
     "/sys/kernel/security", "/sys/kernel/slab", "/sys/kernel/tracing",
 )  # fmt: skip
+_LEAST_RATE = 16 << 20  # bytes a second that an engine passes on, at the least
 _PLACES = ("/proc", "/dev", "/sys")
 
 # (source, target, what): "ro" and "rw" are bind mounts, "hide" covers what is below.
@@ -93,6 +95,27 @@ class Shape:
         return self.runtime is not None and "user" in self.layers
 
 
+def collect_seconds(wanted: Wanted) -> float:
+    """How long an agent may take to send a run's files, by how many bytes those may be."""
+    more = 0 if wanted.total is None else max(0, wanted.total - MAX_BYTES)
+    return MAX_SECONDS + more / _LEAST_RATE
+
+
+def to_collect(wanted: Wanted) -> dict[str, Any]:
+    """What the agent is told about the files to send, in plain values."""
+    total = MAX_BYTES if wanted.total is None else wanted.total
+    return {
+        "work": WORK,
+        "outputs": list(wanted.globs),
+        "files": MAX_FILES,
+        "bytes": total,
+        "each": total if wanted.each is None else wanted.each,
+        "hash": MAX_HASHED,
+        "seconds": collect_seconds(wanted),
+        "depth": MAX_DEPTH,
+    }
+
+
 @record
 class Spec:
     """Everything `run` needs. `keep` says whether a container like it is worth keeping ready.
@@ -112,7 +135,9 @@ class Spec:
     guarded: tuple[str, ...]
     version: tuple[int, ...]
 
-    def start(self, request: Request, timeout: float, files: list[tuple[str, int, int]]) -> Any:
+    def start(
+        self, request: Request, timeout: float, files: list[tuple[str, int, int]], wanted: Wanted
+    ) -> Any:
         """The START message, in plain values."""
         return {
             "argv": list(working_directory.command_line(self.argv, request, self.file, WORK)),
@@ -124,14 +149,7 @@ class Spec:
             "timeout": timeout,
             "rlimits": list(self.rlimits),
             "layers": ["gvisor"] if self.shape.runtime else [],
-            "collect": {
-                "work": WORK,
-                "outputs": list(request.outputs),
-                "files": MAX_FILES,
-                "bytes": MAX_BYTES,
-                "seconds": MAX_SECONDS,
-                "depth": MAX_DEPTH,
-            },
+            "collect": to_collect(wanted),
         }
 
 

@@ -7,7 +7,7 @@ import select
 import time
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from ..capture import HeadTail
 from ..errors import (
@@ -19,18 +19,19 @@ from ..errors import (
     RequestError,
 )
 from ..events import Emit, Output
-from ..files.collect import MAX_BYTES, MAX_FILES, MAX_SECONDS, Collected, checked_name
+from ..files.collect import MAX_BYTES, MAX_FILES, Collected
+from ..files.copying import NOTHING, Copy, Wanted
+from ..files.names import checked_name
 from ..guest import agent, protocol
 from ..records import record
 from ..report import Report
-from ..types import File
 from .base import Cancel
 from .docker_container import Container
+from .docker_plan import collect_seconds
 from .pieces import Pieces
 
 _WINDOW = 1 << 18  # of input that is on its way to a program which may never read it
 _KILL_SECONDS = 5.0  # an agent that has not reported the end of a killed guest is stuck
-_COLLECT_SECONDS = MAX_SECONDS + 10
 _LATE_SECONDS = 1.0  # how long an end may take to reach us: longer, and the engine hangs
 _ENGINE_SECONDS = 10.0  # for an engine to kill a container, where it has been silent already
 _PIECE = 1 << 18
@@ -79,10 +80,14 @@ class AgentWatch:
         report: Report,
         emit: Emit,
         cancel: Cancel,
+        wanted: Wanted = NOTHING,
+        given: frozenset[str] = frozenset(),
     ) -> None:
         assert container.socket is not None
         self.captured = captured
-        self.found = Collected()
+        self.found = Collected(wanted)
+        self._given = given  # names of the files that the program was given
+        self._collect_seconds = collect_seconds(wanted) + 10
         self.reason = ""
         self._container, self._socket = container, container.socket
         self._run, self._timeout = run, timeout
@@ -96,9 +101,10 @@ class AgentWatch:
         self._done = False  # the agent said that it sent everything
         self._broken = ""  # why the stream was given up
         self._hard = False
-        self._file: tuple[str, int, bytearray] | None = None
+        self._copy: Copy | None = None  # the file whose content is coming
+        self._gone: set[str] = set()
+        self._dropped = 0
         self._full = False  # the names of files take as much as they may
-        self._collected = 0
         self._began = self._deadline = 0.0
         self._ended = 0.0
         self._killed = 0.0
@@ -110,6 +116,13 @@ class AgentWatch:
 
     def until_gone(self) -> Told:
         """What became of the program; BackendFailed if the sandbox itself broke."""
+        try:
+            return self._until_gone()
+        finally:
+            if self._copy is not None:
+                self._copy.abandon()
+
+    def _until_gone(self) -> Told:
         self._socket.setblocking(False)
         poll = select.poll()
         poll.register(self._cancel.fileno(), select.POLLIN)
@@ -229,7 +242,7 @@ class AgentWatch:
         elif kind == agent.EXIT and self._exit is None:
             self._exit = _ending(payload)
             self._ended = self._time_of_end()
-            self._deadline = time.monotonic() + _COLLECT_SECONDS
+            self._deadline = time.monotonic() + self._collect_seconds
             if self._group is not None:
                 self._outside = self._group.cpu(), self._group.peak_memory()
         elif kind == agent.LISTED and self._exit is not None:
@@ -241,6 +254,7 @@ class AgentWatch:
             told = _fields(payload).get("warnings")
             texts = told if isinstance(told, list) else []
             self.found.warnings += [str(text)[:1000] for text in texts[:100]]
+            self.found.finish()
             self._done = self._over = True
         elif kind == agent.FAILED:
             raise self._refused(_fields(payload))
@@ -249,7 +263,7 @@ class AgentWatch:
 
     def _listed(self, fields: dict[str, Any]) -> None:
         self._close_file()
-        size = fields.get("size")
+        size, deleted = fields.get("size"), fields.get("deleted") is True
         try:
             path = os.fsdecode(bytes.fromhex(fields["path"]))
             proper = checked_name("files", path) == path
@@ -257,30 +271,42 @@ class AgentWatch:
             proper = False
         if not proper:
             raise protocol.ProtocolError("a file's name is missing or no path below the directory")
-        if type(size) is not int or len(self.found.files) >= MAX_FILES:
-            raise protocol.ProtocolError("too many files, or one without a size")
+        if deleted:
+            if path not in self._given or path in self.found.files or path in self._gone:
+                raise protocol.ProtocolError("a deleted file that was not given")
+            self._gone.add(path)
+            self.found.deleted(path)
+            return
+        if (
+            type(size) is not int
+            or size < 0
+            or path in self.found.files
+            or len(self.found.files) >= MAX_FILES
+        ):
+            raise protocol.ProtocolError("too many files, one twice, or one without a size")
         if self._full or not self.found.has_room(path):
             self._full = True  # what else comes is read and dropped
             return
-        if fields.get("data"):
-            self._file = (path, size, bytearray())
+        kind: Literal["created", "changed"] = "changed" if path in self._given else "created"
+        copy = self.found.copy(path, size, kind) if fields.get("data") else None
+        if copy is not None:
+            copy.open()
+            self._copy = copy
         else:
-            self.found.files[path] = File(path=path, size=size)
+            self.found.add_unread(path, size, kind)
 
     def _data(self, piece: bytes) -> None:
-        self._collected += len(piece)
-        if self._collected > MAX_BYTES or (self._file is None and not self._full):
+        if self._copy is not None and len(piece) <= self._copy.room:
+            self._copy.write(piece)
+        elif self._full and self._dropped <= MAX_BYTES:
+            self._dropped += len(piece)
+        else:
             raise protocol.ProtocolError("more file data than was asked for")
-        if self._file is not None:
-            self._file[2].extend(piece)
 
     def _close_file(self, whole: bool = True) -> None:
-        if self._file is not None:
-            path, size, data = self._file
-            self._file = None
-            self.found.files[path] = File(
-                path=path, size=size, data=bytes(data), truncated=len(data) < size or not whole
-            )
+        copy, self._copy = self._copy, None
+        if copy is not None:
+            self.found.add(copy, whole=whole)
 
     # Ends.
 
@@ -368,8 +394,7 @@ class AgentWatch:
     def _without_done(self) -> tuple[str, ...]:
         """The program's end is known, but not that all its files have come. The agent may be in
         any state: the engine ends the container, and its answer is waited for."""
-        if self._file is not None:
-            self._close_file(whole=False)
+        self._close_file(whole=False)
         why = self._broken or "the connection with the container ended"
         warnings = [f"{why} before all files had come: files may be missing or cut"]
         try:

@@ -108,7 +108,7 @@ class Run:
             started = time.monotonic()
             self._run_program(root, request)
             settling = time.monotonic()
-            found = collect.changed_files(work, before, request.outputs)
+            found = collect.changed_files(work, before, outcome.wanted(self._plan))
         finally:
             self._delete(root)
         timings = {
@@ -227,6 +227,7 @@ class Run:
             error=report.error if verdict.exit_code != 0 else None,
             displays=tuple(self._shown),
             files=found.files,
+            changes=tuple(found.changes),
             usage=Usage(
                 wall=ended.wall,
                 cpu=ended.cpu,

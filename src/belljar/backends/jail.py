@@ -200,7 +200,7 @@ class JailBackend(HostLayered):
             later = request.settle == "later" and spec.worker and keep and not self.tidy
             if later and watch.until_said():
                 try:
-                    found = collect.changed_files(jail.work, before, request.outputs)
+                    found = collect.changed_files(jail.work, before, outcome.wanted(plan))
                     said = watch.as_said()
                     result = outcome.of_watch(
                         plan, watch, said, report, None, found=found, shown=shown,
@@ -223,7 +223,7 @@ class JailBackend(HostLayered):
                 )
             ended = watch.until_gone()
             gone = time.monotonic()
-            found = collect.changed_files(jail.work, before, request.outputs)
+            found = collect.changed_files(jail.work, before, outcome.wanted(plan))
             result = outcome.of_watch(
                 plan, watch, ended, report, jail.group, found=found, shown=shown, disk_full=full
             )

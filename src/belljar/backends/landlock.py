@@ -184,7 +184,7 @@ class LandlockBackend(HostLayered):
                 if group is not None:
                     group.kill()
                 raise
-            found = collect.changed_files(work, before, request.outputs)
+            found = collect.changed_files(work, before, outcome.wanted(plan))
             settled = time.monotonic()
             result = outcome.of_watch(
                 plan, watch, ended, report, group, found=found, shown=shown,

@@ -211,7 +211,7 @@ class LaunchedBackend(HostLayered):
             cleanup.callback(watch.close_work)
             ended = supervised.until_gone(watch, supervisor, group)
             found = (
-                collect.changed_files(watch.work, before, request.outputs)
+                collect.changed_files(watch.work, before, outcome.wanted(plan))
                 if watch.work >= 0
                 else collect.Collected()
             )

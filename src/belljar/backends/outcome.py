@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ..capture import HeadTail
 from ..events import Displayed, Emit
 from ..files.collect import bounded
+from ..files.copying import NOTHING, Wanted
 from ..report import NO_BUDGETS, Budgets, Report, budgets
 from ..types import Display, KillProof, Result, Usage
 from .verdict import Ending, judge, says_disk
@@ -52,6 +53,23 @@ def budgets_of(plan: Plan) -> Budgets:
     """What the guest may make the host keep: the enforcement report says if it is held."""
     held = plan.enforcement.get("value")
     return NO_BUDGETS if held and held.state == "absent" else budgets(plan.policy.limits)
+
+
+def wanted(plan: Plan) -> Wanted:
+    """Which of the run's files are brought out, how much of them, and where to."""
+    request, destination = plan.request, plan.destination
+    if not request.outputs and destination is None:
+        return NOTHING
+    total = request.outputs_total
+    if total is None and destination is not None:
+        # A file with holes may claim any size: no more than what the disk could hold.
+        total = plan.policy.limits.disk
+    return Wanted(
+        globs=request.outputs or ("*",),
+        each=request.outputs_each,
+        total=total,
+        destination=destination,
+    )
 
 
 def of_watch(
@@ -161,6 +179,7 @@ def of(
         error=report.error if verdict.exit_code != 0 else None,
         displays=tuple(shown),
         files=found.files,
+        changes=tuple(found.changes),
         usage=Usage(
             wall=wall,
             cpu=cpu,

@@ -36,6 +36,7 @@ from types import ModuleType
 from ..errors import BackendFailed, ConfigError, PolicyUnenforceable
 from ..events import Emit
 from ..files import collect
+from ..files.names import checked_name
 from ..policy import Isolation, Policy
 from ..records import replace
 from ..report import run_pieces
@@ -139,7 +140,7 @@ class PortableBackend(Layered):
                 cancel=cancel,
             )
             ended = watch.until_gone()
-            found = files.changed_files(work, before, request.outputs)
+            found = files.changed_files(work, before, outcome.wanted(plan))
             result = outcome.of(
                 plan,
                 Ending(
@@ -225,7 +226,7 @@ class PortableBackend(Layered):
         if spec.file and request.code is not None:
             collect.write_inputs(work, {spec.file: request.code.encode("utf-8", "surrogatepass")})
         for name, target in spec.links:
-            link = os.path.join(work, collect.checked_name("mounts.dst", name))
+            link = os.path.join(work, checked_name("mounts.dst", name))
             os.makedirs(os.path.dirname(link), exist_ok=True)
             os.symlink(target, link, target_is_directory=os.path.isdir(target))
         if self.user:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from ..files import collect
 from ..files.collect import Collected, Stamp
-from ..types import File
+from ..files.copying import Copy, Wanted, kind_of
 
 
 def snapshot(workdir: str) -> dict[str, Stamp]:
@@ -22,26 +22,39 @@ def snapshot(workdir: str) -> dict[str, Stamp]:
     return {path: collect._stamp(info) for path, _, info in _files(workdir, Collected())}
 
 
-def changed_files(workdir: str, before: Mapping[str, Stamp], outputs: tuple[str, ...]) -> Collected:
+def changed_files(workdir: str, before: Mapping[str, Stamp], wanted: Wanted) -> Collected:
     """As `collect.changed_files`; the run's processes are gone, so a path stays what it is."""
-    found = Collected()
-    budget = collect.MAX_BYTES
+    found = Collected(wanted)
+    gone = dict.fromkeys(before)
     for path, full, info in _files(workdir, found):
+        gone.pop(path, None)
         if collect._unchanged(before.get(path), info):
             continue
         if not found.has_room(path):
             break
-        data = None
-        if any(collect._matches(path, glob) for glob in outputs):
-            if info.st_nlink > 1:
-                found.complain(path, "has a second hard link and was not read")
-            elif (data := _read(full, budget)) is None:
-                found.complain(path, "could not be read")
-            else:
-                budget -= len(data)
-        short = data is not None and len(data) < info.st_size
-        found.files[path] = File(path=path, size=info.st_size, data=data, truncated=short)
+        kind = kind_of(path, before)
+        copy = found.copy(path, info.st_size, kind)
+        if copy is None or not _copied(copy, full, info.st_nlink, found):
+            found.add_unread(path, info.st_size, kind)
+    if found.complete:
+        for path in gone:
+            found.deleted(path)
     return found.finish()
+
+
+def _copied(copy: Copy, full: str, links: int, found: Collected) -> bool:
+    problem = "has a second hard link and was not read"
+    if links <= 1:
+        try:
+            fd = os.open(full, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        except OSError:
+            problem = "could not be read"
+        else:
+            collect.copied(fd, copy, found)
+            return True
+    if copy.collected:
+        found.complain(copy.path, problem)
+    return False
 
 
 def remove_tree(path: str) -> None:
@@ -74,10 +87,12 @@ def _files(top: str, found: Collected) -> Iterator[tuple[str, str, os.stat_resul
                 names = [entry.name for entry in entries]
         except OSError:
             found.complain(prefix, "could not be opened")
+            found.complete = False
             continue
         for name in names:
             if time.monotonic() > deadline:
                 found.warnings.append(f"listing files stopped after {collect.MAX_SECONDS:.0f} s")
+                found.complete = False
                 return
             full = os.path.join(directory, name)
             info = os.lstat(full)  # scandir's own stat leaves out links and ids on Windows
@@ -86,6 +101,7 @@ def _files(top: str, found: Collected) -> Iterator[tuple[str, str, os.stat_resul
             elif _is_directory(info) and depth < collect.MAX_DEPTH:
                 waiting.append((f"{prefix}{name}/", full, depth + 1))
             elif _is_directory(info):
+                found.complete = False
                 deeper = f"directories deeper than {collect.MAX_DEPTH} were not listed"
                 if deeper not in found.warnings:
                     found.warnings.append(deeper)
@@ -104,14 +120,6 @@ def _is_link(info: os.stat_result) -> bool:
 
 def _is_directory(info: os.stat_result) -> bool:
     return stat.S_ISDIR(info.st_mode) and not _is_link(info)
-
-
-def _read(path: str, budget: int) -> bytes | None:
-    try:
-        with open(path, "rb") as file:
-            return file.read(budget)
-    except OSError:
-        return None
 
 
 def _patiently(remove: Callable[[str], None], path: str) -> None:

@@ -20,6 +20,7 @@ from contextlib import ExitStack, contextmanager
 
 from ..errors import BackendFailed
 from ..files import collect
+from ..files.names import checked_name
 
 _NAME = re.compile(r"belljar-(\d+)-\w+")
 
@@ -65,7 +66,7 @@ def fill(
         os.mkdir(path, 0o700)
     collect.write_inputs(work, files)
     for name, target in links:
-        link = os.path.join(work, collect.checked_name("mounts.dst", name))
+        link = os.path.join(work, checked_name("mounts.dst", name))
         os.makedirs(os.path.dirname(link), exist_ok=True)
         os.symlink(target, link)
     if user is not None:

@@ -11,6 +11,7 @@ from typing import Any
 from .. import languages
 from ..errors import RequestError
 from ..files import collect
+from ..files.names import checked_name
 from ..guest.protocol import MAX_HOST_FRAME
 from ..linux import root
 from ..report import Budgets, run_fields, run_pieces
@@ -41,7 +42,7 @@ def start_message(
     bytes; `env` are variables that the request may replace. `cores`, if any, are those that the
     program may use.
     """
-    files = {collect.checked_name("files", name): data for name, data in request.files.items()}
+    files = {checked_name("files", name): data for name, data in request.files.items()}
     # A worker that is started by a command reads its own frame; one that is there already gets the
     # program with the rest, in a form that takes no time to read.
     called = working_directory.program_file(request, file or "", work)

@@ -154,7 +154,7 @@ class SubprocessBackend(HostLayered):
                     f"the run could not be set up: {error}", retryable=True
                 ) from error
             ended = supervised.until_gone(watch, supervisor, group)
-            found = collect.changed_files(work, before, request.outputs)
+            found = collect.changed_files(work, before, outcome.wanted(plan))
             settled = time.monotonic()
             result = outcome.of_watch(
                 plan, watch, ended, report, group, found=found, shown=shown,

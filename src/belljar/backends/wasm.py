@@ -39,6 +39,7 @@ from .. import languages
 from ..errors import BackendFailed, BackendUnavailable, RequestError
 from ..events import Emit
 from ..files import collect
+from ..files.names import checked_name
 from ..guest import protocol
 from ..linux import root
 from ..policy import Filesystem, Isolation, Policy
@@ -201,7 +202,7 @@ class WasmBackend(HostLayered):
             full = False
             if spec.files:
                 full = _explain_full_disk(report, worker.jail.work)
-                found = collect.changed_files(worker.jail.work, before, request.outputs)
+                found = collect.changed_files(worker.jail.work, before, outcome.wanted(plan))
             result = outcome.of(
                 plan,
                 replace(_ending(ended, worker), disk_full=full),
@@ -270,7 +271,7 @@ def _lacking(reason: str, fix: str | None) -> Availability:
 def _order(plan: Plan, spec: Spec) -> tuple[dict[str, Any], dict[str, collect.Stamp]]:
     """What the worker is told of the run, and the state of the work directory that it makes."""
     request, limits = plan.request, plan.policy.limits
-    files = {collect.checked_name("files", name): data for name, data in request.files.items()}
+    files = {checked_name("files", name): data for name, data in request.files.items()}
     files[spec.file] = (request.code or "").encode("utf-8", "surrogatepass")
     if sum(map(len, files.values())) > spec.disk:
         raise RequestError(

@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import policy_fields
 from ..config_keys import from_text
-from ..files.collect import checked_name
+from ..files.names import checked_name
 from . import terminal
 from .arguments import Parser, UsageError, add_common
 
@@ -88,7 +88,11 @@ def add_arguments(parser: Parser) -> None:
         "--env", metavar="K=V", action="append", default=[], help="set K, or pass our own K through"
     )
     data.add_argument(
-        "--file", metavar="SRC[:DST]", action="append", default=[], help="copy a file in"
+        "--file",
+        metavar="SRC[:DST]",
+        action="append",
+        default=[],
+        help="copy a file or a directory in",
     )
     data.add_argument(
         "--mount",
@@ -104,6 +108,13 @@ def add_arguments(parser: Parser) -> None:
         "--out", metavar="GLOB", action="append", default=[], help="bring changed files out"
     )
     data.add_argument("--out-dir", metavar="DIR", help="where --out files go (default: here)")
+    data.add_argument(
+        "--outputs-to",
+        metavar="DIR",
+        help="write changed files (those of --out, or all) below DIR, however large they are",
+    )
+    data.add_argument("--outputs-each", metavar="SIZE", help="bytes of one file that comes out")
+    data.add_argument("--outputs-total", metavar="SIZE", help="bytes of all files that come out")
     data.add_argument("--force", action="store_true", help="let --out files overwrite")
 
     shown = parser.add_argument_group("what is shown")
@@ -142,6 +153,9 @@ def common_fields(args: argparse.Namespace, *, code_from_stdin: bool = False) ->
         "mounts": args.mount,
         "workdir": args.workdir,
         "outputs": args.out,
+        "outputs_to": args.outputs_to and os.path.abspath(args.outputs_to),
+        "outputs_each": args.outputs_each,
+        "outputs_total": args.outputs_total,
         "image": args.image,
         "require_libraries": [name for name in (args.require or "").split(",") if name],
         "retry": args.retry,
@@ -167,20 +181,22 @@ def _environment(given: Iterable[str]) -> dict[str, str]:
     return environment
 
 
-def _files(given: Iterable[str]) -> dict[str, bytes]:
-    files: dict[str, bytes] = {}
+def _files(given: Iterable[str]) -> dict[str, bytes | os.PathLike[str]]:
+    """Name in the work directory -> content of a file, or a directory's path."""
+    files: dict[str, bytes | os.PathLike[str]] = {}
     for item in given:
         source, _, target = item.rpartition(":")
         if not source or os.path.exists(item):
-            source, target = item, os.path.basename(item)
-        name = checked_name("file", target or os.path.basename(source))
+            source, target = item, os.path.basename(os.path.abspath(item))
+        name = checked_name("file", target or os.path.basename(os.path.abspath(source)))
         if name in files:
             raise UsageError(f"--file: two files would be called {name!r}", fix="write SRC:DST")
         if os.path.isdir(source):
-            raise UsageError(
-                f"--file {source!r} is a directory", fix=f"show it with --mount {source}:NAME"
-            )
-        files[name] = read_file(source, "--file")
+            from pathlib import Path
+
+            files[name] = Path(source)
+        else:
+            files[name] = read_file(source, "--file")
     return files
 
 

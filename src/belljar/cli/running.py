@@ -18,6 +18,7 @@ from ..backends.base import Cancel, Plan
 from ..config import Settings
 from ..engine import Engine
 from ..errors import BelljarError
+from ..files import copying
 from ..policy import Policy
 from ..records import replace
 from ..types import Request, Result, Status
@@ -192,7 +193,17 @@ def _output_failed(failure: OSError) -> int:
 
 
 def _deliver_files(result: Result, args: argparse.Namespace, *, talkative: bool) -> int:
-    """Write what --out collected. The JSON holds it already, so then only to a given --out-dir."""
+    """Write what --out collected. The JSON holds it already, so then only to a given --out-dir.
+
+    With --outputs-to it is written already; what could not be is in the warnings.
+    """
+    if args.outputs_to is not None:
+        asked = copying.Wanted(globs=tuple(args.out) or ("*",))
+        for name, file in result.files.items():
+            if file.saved is not None and talkative:
+                terminal.say(f"   wrote {terminal.visible(name)}")
+        missing = any(file.saved is None and asked.has(n) for n, file in result.files.items())
+        return 125 if missing else 0
     if not args.out or (args.json and args.out_dir is None):
         return 0
     try:

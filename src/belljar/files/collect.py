@@ -8,15 +8,17 @@ bytes and time. A file with a second hard link is listed but not read: its other
 from __future__ import annotations
 
 import errno
-import fnmatch
 import itertools
 import os
 import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal
 
-from ..errors import RequestError
-from ..types import File
+from ..types import Change, File
+from ..units import human_size
+from .copying import MAX_HASHED, NOTHING, Copy, Wanted, kind_of
+from .names import checked_name, matches
 
 MAX_FILES = 1000
 MAX_BYTES = 64 << 20
@@ -24,6 +26,7 @@ MAX_SECONDS = 10.0
 MAX_DEPTH = 64
 # A path may have kilobytes for each of its directories: all names together, and one in a warning.
 MAX_NAMES = 1 << 20
+_PIECE = 1 << 20
 _MAX_SHOWN = 200
 _MAX_ALIKE = 20
 _MAX_WARNINGS = 100
@@ -32,26 +35,6 @@ _DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLL
 _REGULAR = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 Stamp = tuple[int, ...]  # time of modification, size, inode, time of change
-
-
-def checked_name(where: str, name: object) -> str:
-    """`name` as a relative path below the work directory, or RequestError."""
-    if not isinstance(name, str) or not name:
-        raise RequestError(where, f"{name!r} is not a file name")
-    if "\0" in name:
-        raise RequestError(where, "a file name contains a NUL byte")
-    try:
-        os.fsencode(name)
-    except UnicodeEncodeError:
-        problem = f"{name!r} has characters that no file name can have"
-        raise RequestError(where, problem) from None
-    parts = name.replace(os.sep, "/").split("/")
-    if os.path.isabs(name) or ".." in parts or (os.name == "nt" and ":" in name):
-        raise RequestError(where, f"{name!r} leaves the work directory", fix="use a relative path")
-    clean = "/".join(part for part in parts if part not in ("", "."))
-    if not clean:
-        raise RequestError(where, f"{name!r} is not a file name")
-    return clean
 
 
 def write_inputs(workdir: str, files: Mapping[str, bytes]) -> None:
@@ -64,12 +47,23 @@ def write_inputs(workdir: str, files: Mapping[str, bytes]) -> None:
 
 
 class Collected:
-    """What was found, and what had to be left out; `truncated` if names were too long to list."""
+    """What was found, and what had to be left out.
 
-    def __init__(self) -> None:
+    `truncated` if names were too long to list; `complete` if every file was looked at, without
+    which nothing can be called deleted.
+    """
+
+    def __init__(self, wanted: Wanted = NOTHING) -> None:
         self.files: dict[str, File] = {}
+        self.changes: list[Change] = []
         self.warnings: list[str] = []
         self.truncated = False
+        self.complete = True
+        self._wanted = wanted
+        self._each = wanted.each
+        self._total = self._left = MAX_BYTES if wanted.total is None else wanted.total
+        self._cut: set[str] = set()
+        self._hashable = MAX_HASHED
         self._names = MAX_NAMES
         self._alike: dict[str, int] = {}
 
@@ -77,6 +71,7 @@ class Collected:
         """Whether another file, at `path`, may be listed; a warning says so where it may not."""
         if len(self.files) >= MAX_FILES:
             self.warnings.append(f"only the first {MAX_FILES} changed files are listed")
+            self.complete = False
             return False
         self._names -= len(os.fsencode(path))
         if self._names < 0:
@@ -86,8 +81,49 @@ class Collected:
                 f"{size}"
             )
             self.truncated = True
+            self.complete = False
             return False
         return True
+
+    def copy(self, path: str, size: int, kind: Literal["created", "changed"]) -> Copy | None:
+        """What takes the content of a changed file; None if it is listed without content.
+
+        Give it to `add` when all has come.
+        """
+        wanted = self._wanted
+        if wanted.has(path):
+            room = self._left if self._each is None else min(self._each, self._left)
+            return Copy(path, size, kind, collected=True, room=room, destination=wanted.destination)
+        if size > self._hashable:
+            return None
+        self._hashable -= size
+        return Copy(path, size, kind, collected=False, room=size, destination=None)
+
+    def add(self, copy: Copy, *, whole: bool = True) -> None:
+        """List a file whose content has come; `whole` is false if it broke off."""
+        file, change = copy.close(whole=whole)
+        if copy.collected:
+            self._left -= copy.count
+        if file.truncated and whole:
+            each = self._each is not None and copy.count >= self._each
+            self._cut.add(f"{human_size(self._each or 0)} each" if each else self._all)
+        if copy.problem:
+            self.complain(copy.path, f"was not written: {copy.problem}")
+        self.files[copy.path] = file
+        self.changes.append(change)
+
+    def add_unread(self, path: str, size: int, kind: Literal["created", "changed"]) -> None:
+        """List a changed file of which no content is read."""
+        self.files[path] = File(path=path, size=size)
+        self.changes.append(Change(path=path, kind=kind, size=size))
+
+    def deleted(self, path: str) -> None:
+        """List a file that was given and is gone."""
+        self.changes.append(Change(path=path, kind="deleted"))
+
+    @property
+    def _all(self) -> str:
+        return f"{human_size(self._total)} in all"
 
     def complain(self, path: str, problem: str) -> None:
         """Warn of what is wrong with the file at `path`; of the same problem a few times only."""
@@ -96,12 +132,12 @@ class Collected:
             self.warnings.append(f"{shown(path)} {problem}")
 
     def finish(self) -> Collected:
-        """Add what is to be said of all files together; call it once."""
+        """Add what is to be said of all files together, and sort the manifest; call it once."""
+        self.changes.sort(key=lambda change: change.path)
         for problem, count in self._alike.items():
             if count > _MAX_ALIKE:
                 self.warnings.append(f"and {count - _MAX_ALIKE} more: {problem}")
-        if any(file.truncated for file in self.files.values()):
-            self.warnings.append(f"collected files were cut at {MAX_BYTES >> 20} MiB in all")
+        self.warnings += [f"collected files were cut at {cap}" for cap in sorted(self._cut)]
         return self
 
 
@@ -127,45 +163,68 @@ def snapshot(workdir: str) -> dict[str, Stamp]:
         return {path: _stamp(entry) for path, _, _, entry in walk}
 
 
-def changed_files(
-    workdir: str | int, before: Mapping[str, Stamp], outputs: tuple[str, ...]
-) -> Collected:
-    """The regular files that are new or different since `before`; contents for `outputs` globs.
+def changed_files(workdir: str | int, before: Mapping[str, Stamp], wanted: Wanted) -> Collected:
+    """The regular files that are new, different or gone since `before`, with what is `wanted`.
 
     `workdir` is a path or a directory's descriptor. In `before` an inode of 0 stands for any; the
     last part of a stamp, which no program can forge, may be missing.
     """
-    found = Collected()
-    budget = MAX_BYTES
+    found = Collected(wanted)
+    gone = dict.fromkeys(before)
     with _Walk(workdir, found) as walk:
         for path, parent, name, entry in walk:
+            gone.pop(path, None)
             if _unchanged(before.get(path), entry):
                 continue
             if not found.has_room(path):
                 break
-            size, data = entry.st_size, None
-            if any(_matches(path, glob) for glob in outputs):
-                if entry.st_nlink > 1:
-                    found.complain(path, "has a second hard link and was not read")
-                elif (data := _read(parent, name, budget)) is None:
-                    found.complain(path, "could not be read")
-                else:
-                    budget -= len(data)
-            found.files[path] = File(
-                path=path, size=size, data=data, truncated=data is not None and len(data) < size
-            )
+            kind = kind_of(path, before)
+            copy = found.copy(path, entry.st_size, kind)
+            began = time.monotonic()
+            if copy is None or not _copied(copy, parent, name, entry.st_nlink, found):
+                found.add_unread(path, entry.st_size, kind)
+            # The bytes are bounded by their own cap: the time is for names.
+            walk.extend(time.monotonic() - began)
+    if found.complete:
+        for path in gone:
+            found.deleted(path)
     return found.finish()
+
+
+def _copied(copy: Copy, parent: int, name: str, links: int, found: Collected) -> bool:
+    """Give the content of a regular file to `copy` and list it; False if it cannot be read."""
+    if links > 1:
+        problem = "has a second hard link and was not read"
+    elif (fd := _open_regular(parent, name)) < 0:
+        problem = "could not be read"
+    else:
+        copied(fd, copy, found)
+        return True
+    if copy.collected:
+        found.complain(copy.path, problem)
+    return False
+
+
+def copied(fd: int, copy: Copy, found: Collected) -> None:
+    """Give what the descriptor has to `copy`, list the file in `found`, and close the descriptor.
+
+    At most `copy.room` bytes are read, whatever size the file claims.
+    """
+    try:
+        with open(fd, "rb", buffering=0) as file:
+            copy.open()
+            while copy.room and not copy.problem and (piece := file.read(min(_PIECE, copy.room))):
+                copy.write(piece)
+    except BaseException:
+        copy.abandon()
+        raise
+    found.add(copy)
 
 
 def unmatched(outputs: Iterable[str], files: Iterable[str]) -> tuple[str, ...]:
     """The globs that none of the collected files matches."""
     names = tuple(files)
-    return tuple(glob for glob in outputs if not any(_matches(name, glob) for name in names))
-
-
-def _matches(path: str, glob: str) -> bool:
-    # "*.csv" means anywhere below, as in a .gitignore; a glob with a slash is anchored.
-    return fnmatch.fnmatchcase(path if "/" in glob else path.rsplit("/", 1)[-1], glob)
+    return tuple(glob for glob in outputs if not any(matches(name, glob) for name in names))
 
 
 def _stamp(entry: os.stat_result) -> Stamp:
@@ -179,21 +238,16 @@ def _unchanged(before: Stamp | None, entry: os.stat_result) -> bool:
     return before[2] in (0, now[2]) and before[:2] + before[3:] == now[:2] + now[3 : len(before)]
 
 
-def _read(parent: int, name: str, budget: int) -> bytes | None:
-    """At most `budget` bytes of a regular file, whatever its size claims."""
+def _open_regular(parent: int, name: str) -> int:
+    """The descriptor of a regular file, following no link; -1 if there is none or we cannot."""
     try:
         fd = os.open(name, _REGULAR, dir_fd=parent)
     except OSError:
         fd = _open_unreadable(name, parent, _REGULAR)
-        if fd < 0:
-            return None
-    with open(fd, "rb", buffering=0) as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            return None
-        data = bytearray()
-        while len(data) < budget and (piece := file.read(min(1 << 20, budget - len(data)))):
-            data += piece
-        return bytes(data)
+    if fd >= 0 and not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        return -1
+    return fd
 
 
 def _open_unreadable(name: str, parent: int | None, flags: int) -> int:
@@ -245,6 +299,10 @@ class _Walk:
         while self._fds:
             os.close(self._fds.pop())
 
+    def extend(self, seconds: float) -> None:
+        """Allow the listing that much more time."""
+        self._deadline += seconds
+
     def __iter__(self) -> Iterator[tuple[str, int, str, os.stat_result]]:
         if isinstance(self._top, int):
             top = _reopened(self._top)
@@ -253,6 +311,7 @@ class _Walk:
                 top = _open_directory(self._top)
             except OSError as error:  # without Landlock a program can move its own directory away
                 self._warn(f"the work directory could not be opened: {error.strerror}")
+                self._found.complete = False
                 return
         self._fds.append(top)
         self._device = os.fstat(top).st_dev
@@ -266,6 +325,7 @@ class _Walk:
             for entry in entries:
                 if time.monotonic() > self._deadline:
                     self._warn(f"listing files stopped after {MAX_SECONDS:.0f} s")
+                    self._found.complete = False
                     return
                 name = entry.name
                 path = prefix + name
@@ -280,6 +340,7 @@ class _Walk:
                 elif stat.S_ISDIR(info.st_mode):
                     if depth >= MAX_DEPTH:
                         self._warn(f"directories deeper than {MAX_DEPTH} were not listed")
+                        self._found.complete = False
                         continue
                     try:
                         child = os.open(name, _DIRECTORY, dir_fd=parent)
@@ -287,6 +348,7 @@ class _Walk:
                         child = _open_unreadable(name, parent, _DIRECTORY)
                     if child < 0:
                         self._found.complain(path, "could not be opened")
+                        self._found.complete = False
                         continue
                     self._fds.append(child)
                     yield from self._below(child, path + "/", depth + 1)

@@ -35,34 +35,43 @@ def send_changed(
     listed: int,
     data: int,
 ) -> list[str]:
-    """Say every regular file that is not as in `before` (mtime, size); returns warnings."""
+    """Say every regular file that is new, gone or not as in `before` (mtime, size); returns
+    warnings. What no glob asks for is sent for its hash, if it is small: the host makes those,
+    because a program may have replaced the modules that this process would make them with."""
     warnings: list[str] = []
-    budget = bounds["bytes"]
-    found, cut = 0, False
-    for path, parent, name, info in _walk(bounds, warnings):
+    unseen: list[str] = []  # why files may be there that were not looked at
+    budget, hashable = bounds["bytes"], bounds["hash"]
+    gone = dict.fromkeys(before)
+    found = 0
+    for path, parent, name, info in _walk(bounds, unseen):
+        gone.pop(path, None)
         if before.get(path) == (info.st_mtime_ns, info.st_size):
             continue
         if found >= bounds["files"]:
-            warnings.insert(0, f"only the first {found} changed files are listed")
+            unseen.insert(0, f"only the first {found} changed files are listed")
             break
         found += 1
         wanted = any(_matches(os.fsdecode(path), glob) for glob in bounds["outputs"])
-        fd = -1
-        if wanted and info.st_nlink > 1:
-            warnings.append(f"{_shown(path)} has a second hard link and was not read")
-        elif wanted:
-            fd = _open(name, parent, _REGULAR)
-            if fd < 0:
-                warnings.append(f"{_shown(path)} could not be read")
+        fd, problem = -1, ""
+        if wanted or info.st_size <= hashable:
+            if not wanted:
+                hashable -= info.st_size
+            if info.st_nlink > 1:
+                problem = "has a second hard link and was not read"
+            elif (fd := _open(name, parent, _REGULAR)) < 0:
+                problem = "could not be read"
+        if wanted and problem:
+            warnings.append(f"{_shown(path)} {problem}")
         told = {"path": path.hex(), "size": info.st_size, "data": fd >= 0}
         say(listed, protocol.dumps(told))
         if fd >= 0:
-            sent = _send(fd, budget, say, data)
-            budget -= sent
-            cut = cut or sent < info.st_size
-    if cut:
-        warnings.insert(0, f"collected files were cut at {bounds['bytes'] >> 20} MiB in all")
-    return warnings
+            room = min(bounds["each"], budget) if wanted else info.st_size
+            sent = _send(fd, room, say, data)
+            budget -= sent if wanted else 0
+    if not unseen:  # else what seems to be gone may be there
+        for path in gone:
+            say(listed, protocol.dumps({"path": path.hex(), "deleted": True}))
+    return unseen + warnings
 
 
 def few(warnings: list[str]) -> list[str]:

@@ -16,11 +16,13 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from .. import units
 from ..api import wishes_from
 from ..config import Settings
 from ..config_keys import REACH, RIGHTS
 from ..engine import Engine
 from ..errors import FieldError, RequestError
+from ..files.collect import MAX_BYTES
 from ..policy import Ceiling, Isolation, level_policy
 from ..policy_fields import LIMITS, parse_network
 from ..records import record, replace
@@ -151,6 +153,21 @@ def _filesystem(where: str, _given: object, _engine: Engine, _rights: Rights) ->
     )
 
 
+def _outputs_to(where: str, _given: object, _engine: Engine, _rights: Rights) -> None:
+    raise NotAllowed(
+        where,
+        "names a directory of the server's host, which remote callers cannot",
+        fix="ask for the files with `outputs`: they come with the result",
+    )
+
+
+def _outputs_size(where: str, given: object, _engine: Engine, _rights: Rights) -> None:
+    if units.size(where, given) > MAX_BYTES:
+        raise NotAllowed(
+            where, f"is at most {units.human_size(MAX_BYTES)}: the server holds files in its memory"
+        )
+
+
 def _python(where: str, given: object, engine: Engine, _rights: Rights) -> None:
     if engine.settings.ceiling.interpreters is None:
         raise NotAllowed(
@@ -174,6 +191,9 @@ _RULES: Mapping[str, Callable[[str, Any, Engine, Rights], None]] = {
     "network": _network,
     "mounts": _mounts,
     "filesystem": _filesystem,
+    "outputs_to": _outputs_to,
+    "outputs_each": _outputs_size,
+    "outputs_total": _outputs_size,
     "python": _python,
     "image": _image,
 }

@@ -53,6 +53,7 @@ _RESULT_FIELDS: dict[str, Any] = {
     "error": {"type": ["object", "null"]},
     "displays": {"type": "array", "items": _MAP},
     "files": _MAP,
+    "changes": {"type": "array", "items": _MAP},
     "usage": _MAP,
     "timings": _MAP,
     "enforcement": _MAP,

@@ -66,6 +66,9 @@ OPTIONS: Mapping[str, tuple[Any, str]] = {
         "files in the work directory before the program starts: name to text or bytes",
     ),
     "outputs": (list[str], "patterns of files to bring back, as *.csv"),
+    "outputs_to": (str, "always refused: it names a directory of the server's host"),
+    "outputs_each": (int | str, "bytes of one file that comes back"),
+    "outputs_total": (int | str, "bytes of all files that come back; at most and by default 64M"),
     "context": (
         dict[str, Any],
         "variables of the program; a value has the form that `value` of a result has",

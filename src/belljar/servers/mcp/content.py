@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import mimetypes
 from typing import Any, Literal
 from urllib.parse import quote
 
@@ -19,7 +18,7 @@ from mcp_types import (
 from pydantic import BaseModel, Field
 
 from ...guest.values import from_base64, to_base64
-from ...presentation import value_text
+from ...presentation import mime_type, value_text
 from ...records import plain
 from ...types import Display, File, Result, clean_text
 
@@ -188,10 +187,10 @@ def _files(result: Result) -> tuple[list[ContentBlock], set[str]]:
 def _resource(run: str, file: File, data: bytes) -> TextResourceContents | BlobResourceContents:
     path = clean_text(file.path)
     uri = f"belljar://run/{run}/{quote(path)}"
-    mime = mimetypes.guess_type(path)[0]
+    mime = mime_type(path)
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
-        kind = mime or "application/octet-stream"
-        return BlobResourceContents(uri=uri, mime_type=kind, blob=to_base64(data))
-    return TextResourceContents(uri=uri, mime_type=mime or "text/plain", text=text)
+        return BlobResourceContents(uri=uri, mime_type=mime, blob=to_base64(data))
+    kind = "text/plain" if mime == "application/octet-stream" else mime
+    return TextResourceContents(uri=uri, mime_type=kind, text=text)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,6 +61,100 @@ class Files(Backed):
         assert (report.data, report.size, report.truncated) == (b"a,b\n\x00", 5, False)
         assert report.path == "out/deep/report.csv"
         assert (result.files["notes.txt"].data, result.files["notes.txt"].size) == (None, 13)
+
+    def test_changes_say_what_was_created_changed_and_deleted(self, jar: Jar) -> None:
+        result = jar.run(
+            """
+            import os
+            os.mkdir("out")
+            open("out/table.csv", "w").write("a,b")
+            open("old.txt", "a").write(" and more")
+            os.remove("gone.txt")
+            """,
+            files={"old.txt": b"given", "gone.txt": b"given", "untouched.txt": b"given"},
+        )
+        assert result.success, result
+        told = {change.path: change for change in result.changes}
+        assert {path: change.kind for path, change in told.items()} == {
+            "out/table.csv": "created",
+            "old.txt": "changed",
+            "gone.txt": "deleted",
+        }
+        assert (told["gone.txt"].size, told["gone.txt"].sha256) == (None, None)
+        for path, content in (("out/table.csv", b"a,b"), ("old.txt", b"given and more")):
+            assert told[path].size == len(content)
+            assert told[path].sha256 == hashlib.sha256(content).hexdigest()
+        assert told["out/table.csv"].mime_type == "text/csv"
+        assert jar.run("1", files={"a": b"x"}).changes == ()  # the control arm
+
+    def test_files_are_written_to_a_directory_instead_of_memory(
+        self, jar: Jar, open_dir: Path, tmp_path: Path
+    ) -> None:
+        canary, into = open_dir / "canary", tmp_path / "into"
+        canary.write_text("canary-content")
+        canary.chmod(0o644)
+        into.mkdir()
+        (into / "there").write_text("the host's")
+        (into / "leads").symlink_to(open_dir)
+        data = bytes(range(256)) * 4096 * 3
+        result = jar.run(
+            f"""
+            import os
+            os.makedirs("deep/er")
+            open("deep/er/big.bin", "wb").write(bytes(range(256)) * 4096 * 3)
+            open("there", "w").write("the program's")
+            open(".hidden", "w").write("x")
+            os.mkdir("leads")
+            open("leads/planted", "w").write("x")
+            try:
+                os.symlink({str(canary)!r}, "link")
+            except PermissionError:
+                pass  # wasm refuses links that lead out as they are made
+            """,
+            outputs=("*",),
+            outputs_to=str(into),
+        )
+        assert result.success, result
+        big = result.files["deep/er/big.bin"]
+        assert (big.data, big.saved) == (None, str(into / "deep/er/big.bin"))
+        assert (into / "deep/er/big.bin").read_bytes() == data
+        hashes = {change.path: change.sha256 for change in result.changes}
+        assert hashes["deep/er/big.bin"] == hashlib.sha256(data).hexdigest()
+        # Nothing is replaced, hidden or put behind a link, and a warning says so.
+        assert (into / "there").read_text() == "the host's"
+        assert [path.name for path in open_dir.iterdir()] == ["canary"]
+        for name in ("there", ".hidden", "leads/planted"):
+            assert result.files[name].saved is None
+            assert any(name in warning for warning in result.warnings), result.warnings
+        assert sorted(path.name for path in into.iterdir()) == ["deep", "leads", "there"]
+
+    def test_files_that_come_out_are_cut_at_their_caps(self, jar: Jar, tmp_path: Path) -> None:
+        code = "for name in 'ab': open(name, 'wb').write(b'x' * 3000)"
+        for to in ("", str(tmp_path / "into")):
+            wanted: dict[str, Any] = {"outputs": ("*",), **({"outputs_to": to} if to else {})}
+            capped: list[tuple[dict[str, Any], list[int]]] = [
+                ({"outputs_each": 1000}, [1000, 1000]),
+                ({"outputs_total": 4000}, [1000, 3000]),
+                ({}, [3000, 3000]),  # the control arm
+            ]
+            for caps, sizes in capped:
+                result = jar.run(code, **wanted, **caps)
+                assert result.success, result
+                saved = [file.saved for file in result.files.values()]
+                came = [
+                    len(Path(place).read_bytes() if place else file.data or b"")
+                    for place, file in zip(saved, result.files.values(), strict=True)
+                ]
+                assert sorted(came) == sizes
+                assert [file.truncated for file in result.files.values()] == [
+                    length < 3000 for length in came
+                ]
+                assert any("were cut at" in warning for warning in result.warnings) == bool(caps)
+                hashes = {change.path: change.sha256 for change in result.changes}
+                assert [hashes[path] is None for path in result.files] == [n < 3000 for n in came]
+                for place in saved:
+                    if place:
+                        Path(place).unlink()
 
     def test_a_glob_with_a_slash_is_anchored(self, jar: Jar) -> None:
         result = jar.run(

@@ -1,0 +1,34 @@
+"""Names of files below a work directory, and the patterns that select them."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+
+from ..errors import RequestError
+
+
+def checked_name(where: str, name: object) -> str:
+    """`name` as a relative path below the work directory, or RequestError."""
+    if not isinstance(name, str) or not name:
+        raise RequestError(where, f"{name!r} is not a file name")
+    if "\0" in name:
+        raise RequestError(where, "a file name contains a NUL byte")
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        problem = f"{name!r} has characters that no file name can have"
+        raise RequestError(where, problem) from None
+    parts = name.replace(os.sep, "/").split("/")
+    if os.path.isabs(name) or ".." in parts or (os.name == "nt" and ":" in name):
+        raise RequestError(where, f"{name!r} leaves the work directory", fix="use a relative path")
+    clean = "/".join(part for part in parts if part not in ("", "."))
+    if not clean:
+        raise RequestError(where, f"{name!r} is not a file name")
+    return clean
+
+
+def matches(path: str, glob: str) -> bool:
+    """Whether `glob` selects the file at `path`."""
+    # "*.csv" means anywhere below, as in a .gitignore; a glob with a slash is anchored.
+    return fnmatch.fnmatchcase(path if "/" in glob else path.rsplit("/", 1)[-1], glob)
