@@ -266,9 +266,12 @@ def drop_capabilities(last: int | None = None) -> None:
     last = last_capability() if last is None else last
     try:
         for capability in range(last + 1):
-            # To drop one takes CAP_SETPCAP, also where the set is empty already (--cap-drop ALL).
-            if _libc.prctl(PR_CAPBSET_READ, capability, 0, 0, 0) != 0:
+            try:
                 prctl(PR_CAPBSET_DROP, capability)
+            except PermissionError:
+                # It takes CAP_SETPCAP, also where the set is empty already (--cap-drop ALL).
+                if _libc.prctl(PR_CAPBSET_READ, capability, 0, 0, 0) != 0:
+                    raise
     except PermissionError:
         # Without CAP_SETPCAP there is nothing to lower: an ordinary user's sets are empty already,
         # and no_new_privs keeps an exec from filling them out of the bounding set.
