@@ -42,6 +42,13 @@ len(reserved)
 
 
 @every_backend
+def test_other_languages_have_address_space_without_end(backend: str) -> None:
+    """AddressSanitizer maps terabytes of it, and no binary that is built with it started."""
+    result = belljar.run("ulimit -d", language="bash", backend=backend)
+    assert result.stdout == "unlimited\n", result.stderr
+
+
+@every_backend
 def test_memory_is_still_counted_below_that(backend: str) -> None:
     result = belljar.run("len(b'x' * (700 << 20))", backend=backend, memory="256M")
     assert result.status == "oom"

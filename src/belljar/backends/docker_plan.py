@@ -25,7 +25,7 @@ from ..types import Request
 from . import protect, warmth, working_directory
 from .docker_facts import EngineFacts
 from .jail_plan import disk_size, inode_count, inside_any
-from .layered import data_limit
+from .layered import data_limit, needs_data_limit
 
 LAYERS = (
     "seccomp", "capabilities", "read_only_root", "network", "cgroup", "rlimits", "user",
@@ -213,7 +213,7 @@ def spec(
         worker=worker,
         env=tuple(env.items()),
         rlimits=(
-            _rlimits(policy, bool(written), runtime, counted="cgroup" in active)
+            _rlimits(policy, bool(written), runtime, counted="cgroup" in active, worker=worker)
             if "rlimits" in active
             else ()
         ),
@@ -469,18 +469,21 @@ def _program(request: Request, runtime: str | None) -> tuple[tuple[str, ...], st
 
 
 def _rlimits(
-    policy: Policy, big_files: bool, runtime: str | None, *, counted: bool
+    policy: Policy, big_files: bool, runtime: str | None, *, counted: bool, worker: bool
 ) -> tuple[tuple[str, int], ...]:
     limits = policy.limits
     # The memory file systems hold themselves; what is written to a mount needs a limit a file.
     files = (("RLIMIT_FSIZE", disk_size(policy)),) if big_files else ()
+    data: tuple[tuple[str, int], ...] = ()
+    if needs_data_limit(counted=counted, worker=worker):
+        # Room for thread stacks and the like: the exact total is the control group's.
+        data = (("RLIMIT_DATA", data_limit(limits.memory, counted=counted)),)
     return (
         *files,
         ("RLIMIT_CORE", 1),
         ("RLIMIT_NOFILE", limits.open_files),
         ("RLIMIT_MEMLOCK", 0),
-        # Room for thread stacks and the like: the exact total is the control group's.
-        ("RLIMIT_DATA", data_limit(limits.memory, counted=counted)),
+        *data,
         # What a sentry does not let anybody set, it does not give either.
         *(() if runtime else (("RLIMIT_MSGQUEUE", 0), ("RLIMIT_SIGPENDING", 1024))),
     )

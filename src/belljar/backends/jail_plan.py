@@ -23,7 +23,7 @@ from ..records import positional_record, record, replace
 from ..types import Request
 from . import guest_env, proc_files, protect, warmth
 from .base import covered_by
-from .layered import data_limit
+from .layered import data_limit, needs_data_limit
 
 if TYPE_CHECKING:
     from ..linux.probe import HostFacts
@@ -328,7 +328,7 @@ def _rlimits(
     # The memory file system holds itself; only what is written to a mount needs a limit a file.
     files = () if file_size is None else ((resource.RLIMIT_FSIZE, file_size),)
     data: tuple[tuple[int, int], ...] = ()
-    if worker or not grouped:  # for a command it would only refuse what AddressSanitizer maps
+    if needs_data_limit(counted=grouped, worker=worker):
         data = ((resource.RLIMIT_DATA, data_limit(limits.memory, counted=grouped)),)
     return (
         *files,

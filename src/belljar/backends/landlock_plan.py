@@ -30,7 +30,7 @@ from ..records import record
 from ..types import Request, Result
 from . import process_plan, warmth
 from .jail_plan import inside_any
-from .layered import data_limit
+from .layered import data_limit, needs_data_limit
 
 if TYPE_CHECKING:
     from ..linux.probe import HostFacts
@@ -256,7 +256,7 @@ def spec(policy: Policy, request: Request, facts: HostFacts, active: frozenset[s
         affinity=grouped and not strict,
         truncate=facts.landlock_abi >= TRUNCATION_ABI,
         own_signals=facts.landlock_abi < SCOPED_SIGNALS_ABI,
-        rlimits=_rlimits(policy, grouped) if "rlimits" in active else (),
+        rlimits=_rlimits(policy, grouped, worker) if "rlimits" in active else (),
         cores=0 if grouped else min(math.ceil(limits.cpus), len(facts.cpus)),
         visible=min(math.ceil(limits.cpus), len(facts.cpus)) if grouped else 0,
         watch=_watch(mode, policy, facts) if "watchdog" in active else None,
@@ -300,16 +300,19 @@ def _preload(request: Request) -> tuple[str, ...]:
     return tuple(name for name in found if not name.startswith("sklearn"))
 
 
-def _rlimits(policy: Policy, counted: bool) -> tuple[tuple[int, int], ...]:
+def _rlimits(policy: Policy, counted: bool, worker: bool) -> tuple[tuple[int, int], ...]:
     limits = policy.limits
+    data: tuple[tuple[int, int], ...] = ()
+    if needs_data_limit(counted=counted, worker=worker):
+        # Room for thread stacks and the like: the exact total is the cgroup's or the watchdog's.
+        data = ((resource.RLIMIT_DATA, data_limit(limits.memory, counted=counted)),)
     return (
         # One byte: zero would still start a piped core handler on the host.
         (resource.RLIMIT_CORE, 1),
         (resource.RLIMIT_NOFILE, limits.open_files),
         (resource.RLIMIT_FSIZE, limits.disk),
         (resource.RLIMIT_MEMLOCK, 0),
-        # Room for thread stacks and the like: the exact total is the cgroup's or the watchdog's.
-        (resource.RLIMIT_DATA, data_limit(limits.memory, counted=counted)),
+        *data,
         (resource.RLIMIT_MSGQUEUE, 0),
         (resource.RLIMIT_SIGPENDING, 1024),
     )

@@ -26,6 +26,15 @@ def data_limit(memory: int, *, counted: bool) -> int:
     return memory + ((1 << 30) if counted else (256 << 20))
 
 
+def needs_data_limit(*, counted: bool, worker: bool) -> bool:
+    """Whether processes of a run have RLIMIT_DATA.
+
+    Where a control group counts it would only refuse what AddressSanitizer maps, unless the program
+    is Python, which gets a MemoryError from it.
+    """
+    return worker or not counted
+
+
 class Layered:
     """A backend whose `disable` names layers to leave out, for tests that ask what each is for."""
 

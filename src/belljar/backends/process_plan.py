@@ -23,7 +23,7 @@ from ..records import record
 from ..types import Enforcement, Request
 from . import guest_env, protect
 from .base import absent, best_effort, enforced, kept_by_host
-from .layered import besides_limits, data_limit, grouped_memory
+from .layered import besides_limits, data_limit, grouped_memory, needs_data_limit
 
 if TYPE_CHECKING:
     from ..linux.probe import HostFacts
@@ -371,7 +371,7 @@ def spec(
         socket_families=families,
         closed_calls=tuple(dict.fromkeys(_closed_calls(facts, active, cores, strict))),
         ignored_calls=() if "read_only_mounts" in active else seccomp.METADATA,
-        rlimits=_rlimits(policy, facts, active, user) if "rlimits" in active else (),
+        rlimits=_rlimits(policy, facts, active, user, worker) if "rlimits" in active else (),
         cores=cores,
         visible=min(math.ceil(limits.cpus), len(facts.cpus)) if "cgroup" in active else 0,
         watch=_watch(policy, facts, active, user),
@@ -417,22 +417,27 @@ def _program(request: Request) -> tuple[tuple[str, ...], str | None, bool, tuple
 
 
 def _rlimits(
-    policy: Policy, facts: HostFacts, active: frozenset[str], user: tuple[int, int] | None
+    policy: Policy,
+    facts: HostFacts,
+    active: frozenset[str],
+    user: tuple[int, int] | None,
+    worker: bool,
 ) -> tuple[tuple[int, int], ...]:
-    limits = policy.limits
+    limits, counted = policy.limits, "cgroup" in active
     found = [
         # One byte: zero would still start a piped core handler on the host.
         (resource.RLIMIT_CORE, 1),
         (resource.RLIMIT_NOFILE, limits.open_files),
         (resource.RLIMIT_FSIZE, limits.disk),
         (resource.RLIMIT_MEMLOCK, 0),
-        # Room for thread stacks and the like: the exact total is the cgroup's or the watchdog's.
-        (resource.RLIMIT_DATA, data_limit(limits.memory, counted="cgroup" in active)),
     ]
+    if needs_data_limit(counted=counted, worker=worker):
+        # Room for thread stacks and the like: the exact total is the cgroup's or the watchdog's.
+        found.append((resource.RLIMIT_DATA, data_limit(limits.memory, counted=counted)))
     for name, value in (("RLIMIT_MSGQUEUE", 0), ("RLIMIT_SIGPENDING", 1024)):
         if hasattr(resource, name):
             found.append((getattr(resource, name), value))
-    if "cgroup" in active:
+    if counted:
         return tuple(found)  # which counts what it refuses; a second limit would hide that from it
     if "namespaces" in active and not (facts.root and user is None):
         # The supervisor and init count too.
