@@ -27,10 +27,13 @@ from typing import Any
 
 import belljar
 
-ROWS = 1_000_000
+# 16 MB is a frame of a million rows and two columns.
+SIZES = (10_000, 100_000, 1_000_000, 10_000_000, 16_000_000, 100_000_000)
+MOST_ROWS = MOST_FLOATS = 1_000_000
 VALUE = "128M"
 _PEER = r"""
 import pickle, sys
+import numpy
 import pandas
 stream_in, stream_out = sys.stdin.buffer, sys.stdout.buffer
 while True:
@@ -38,7 +41,7 @@ while True:
     if not size:
         break
     names, code = pickle.loads(stream_in.read(size))
-    data = pickle.dumps(eval(code, names), protocol=5)
+    data = pickle.dumps(eval(code, {"numpy": numpy, **names}), protocol=5)
     stream_out.write(len(data).to_bytes(8, "big"))
     stream_out.write(data)
     stream_out.flush()
@@ -46,30 +49,44 @@ while True:
 
 
 class Case:
-    """One crossing: variables, and the expression whose value comes back."""
+    """One crossing: variables, and the expression whose value comes back. `size` is its bytes."""
 
     def __init__(self, name: str, given: dict[str, Any], code: str, size: int) -> None:
         self.name, self.given, self.code, self.size = name, given, code, size
+        self.of_library = "df" in given or "numpy" in code
 
 
-def cases(scale: int) -> list[Case]:
+def cases(largest: int, wanted: str = "") -> Iterator[Case]:
+    """Every kind of data from 10 kB to `largest` bytes; of frames, the given and the returned one
+    are `size` bytes each."""
     import numpy
     import pandas
 
-    rows = ROWS // scale
-    frame = pandas.DataFrame(
-        {"n": numpy.arange(rows), "x": numpy.random.default_rng(1).random(rows)}
-    )
-    size = 16 * rows
-    return [
-        Case("nothing", {}, "None", 0),
-        Case("frame in", {"df": frame}, "len(df)", size),
-        Case("frame in and back", {"df": frame}, "df", 2 * size),
-        Case("10 MB of bytes back", {}, f"b'x' * {10_000_000 // scale}", 10_000_000 // scale),
-        Case("100 MB of bytes back", {}, f"b'x' * {100_000_000 // scale}", 100_000_000 // scale),
-        Case("list of floats back", {}, f"[i / 7 for i in range({rows})]", 8 * rows),
-        Case("array of floats back", {}, f"__import__('numpy').arange({rows}) / 7", 8 * rows),
-    ]
+    yield Case("nothing", {}, "None", 0)
+    sizes = [size for size in SIZES if size <= largest]
+    for kind in ("frame in", "frame in and back", "bytes in", "bytes back", "array back",
+                 "list of floats back"):  # fmt: skip
+        if wanted not in kind:
+            continue
+        for size in sizes:
+            rows, number = size // 16, size // 8
+            match kind:
+                case "bytes in":
+                    yield Case(kind, {"b": bytes(size)}, "len(b)", size)
+                case "bytes back":
+                    yield Case(kind, {}, f"b'x' * {size}", size)
+                case "array back":
+                    yield Case(kind, {}, f"numpy.arange({number}) / 7", size)
+                case "list of floats back" if size <= MOST_FLOATS * 8:
+                    yield Case(kind, {}, f"[i / 7 for i in range({number})]", size)
+                case "frame in" | "frame in and back" if size <= MOST_ROWS * 16:
+                    column = numpy.random.default_rng(1).random(rows)
+                    frame = pandas.DataFrame({"n": numpy.arange(rows), "x": column})
+                    yield Case(kind, {"df": frame}, "len(df)" if kind[-2:] == "in" else "df", size)
+
+
+class NotThisWay(Exception):
+    """This way is not for such data."""
 
 
 class Sandbox:
@@ -81,7 +98,7 @@ class Sandbox:
 
     def run(self, case: Case) -> Any:
         result = belljar.run(
-            "import pandas\n" + case.code if "df" in case.given else case.code,
+            f"import numpy, pandas\n{case.code}" if case.of_library else case.code,
             backend=self.name, level=self._level, context=case.given, memory="4G", timeout=120,
             value=VALUE,
         )  # fmt: skip
@@ -101,18 +118,13 @@ class Arrow:
     def run(self, case: Case) -> Any:
         import pyarrow
 
-        for times, name in enumerate(("df", "df") if case.code == "df" else ("df",)):
-            if name not in case.given:
-                raise RuntimeError("no table")
-            table = pyarrow.Table.from_pandas(case.given[name])
-            sink = pyarrow.BufferOutputStream()
-            with pyarrow.ipc.new_stream(sink, table.schema) as stream:
-                stream.write_table(table)
-            value = pyarrow.ipc.open_stream(sink.getvalue()).read_all().to_pandas()
-            if not times and case.code != "df":
-                return len(value)
-            return value
-        return None
+        if "df" not in case.given:
+            raise NotThisWay("no table")
+        table = pyarrow.Table.from_pandas(case.given["df"])
+        sink = pyarrow.BufferOutputStream()
+        with pyarrow.ipc.new_stream(sink, table.schema) as stream:
+            stream.write_table(table)
+        return pyarrow.ipc.open_stream(sink.getvalue()).read_all().to_pandas()
 
     def close(self) -> None:
         return None
@@ -154,7 +166,7 @@ class Kernel:
         from jupyter_client.manager import start_new_kernel
 
         self._manager, self._client = start_new_kernel()
-        self._client.execute_interactive("import base64, pickle, pandas", timeout=60)
+        self._client.execute_interactive("import base64, pickle, numpy, pandas", timeout=60)
 
     def run(self, case: Case) -> Any:
         names = base64.b64encode(pickle.dumps(case.given, protocol=5)).decode()
@@ -190,16 +202,16 @@ def ways(backends: list[str]) -> Iterator[list[Any]]:
         yield made
 
 
-def measure(
-    backends: list[str], rounds: int, scale: int = 1, wanted: str = ""
-) -> dict[str, dict[str, list[float]]]:
-    """Seconds by case and way, interleaved; a way that cannot do a case has no entry."""
-    found: dict[str, dict[str, list[float]]] = {}
+Found = dict[str, dict[int, dict[str, list[float]]]]
+
+
+def measure(backends: list[str], rounds: int, largest: int, wanted: str = "") -> Found:
+    """Seconds by kind, size and way, interleaved; a way that cannot do a case has no entry."""
+    found: Found = {}
     with ways(backends) as made:
-        for case in cases(scale):
-            if wanted and wanted not in case.name:
-                continue
-            times = found[case.name] = {way.name: [] for way in made}
+        for case in cases(largest, wanted):
+            times: dict[str, list[float]] = {way.name: [] for way in made}
+            found.setdefault(case.name, {})[case.size] = times
             for number in range(rounds + 2):  # the first two warm everything up
                 for way in made:
                     if way.name not in times:
@@ -208,7 +220,8 @@ def measure(
                     try:
                         value = way.run(case)
                     except Exception as problem:  # noqa: BLE001 - any library's
-                        print(f"{way.name}, {case.name}: {problem}"[:300], file=sys.stderr)
+                        if not isinstance(problem, NotThisWay):
+                            print(f"{way.name}, {case.name}: {problem}"[:300], file=sys.stderr)
                         del times[way.name]
                         continue
                     del value
@@ -237,38 +250,38 @@ def peak_growth(backend: str, size: int) -> float | None:
     return float(done.stdout) if done.returncode == 0 else None
 
 
-def table(found: dict[str, dict[str, list[float]]]) -> str:
+def table(found: Found) -> str:
+    """For each kind a table: sizes down, ways across."""
     lines = []
-    for case, times in found.items():
-        lines += [
-            f"## {case}",
-            "",
-            "| | median ms | min ms | to the first way |",
-            "|---|---|---|---|",
-        ]
-        least = 0.0
-        for name, seconds in times.items():
-            least = least or statistics.median(seconds)
-            lines.append(
-                f"| {name} | {statistics.median(seconds) * 1000:.1f} | {min(seconds) * 1000:.1f} "
-                f"| {statistics.median(seconds) / least:.2f} |"
-            )
+    for kind, by_size in found.items():
+        names = list(next(iter(by_size.values())))
+        lines += [f"## {kind}, median ms", "", f"| bytes | {' | '.join(names)} |"]
+        lines.append("|---" * (len(names) + 1) + "|")
+        for size, times in by_size.items():
+            cells = [
+                f"{statistics.median(times[name]) * 1000:.1f}" if times.get(name) else ""
+                for name in names
+            ]
+            lines.append(f"| {size:_} | {' | '.join(cells)} |")
         lines.append("")
     return "\n".join(lines)
 
 
-def plot(found: dict[str, dict[str, list[float]]], path: Path) -> None:
+def plot(found: Found, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    figure, places = pyplot.subplots(len(found), 1, figsize=(8, 2 * len(found)), squeeze=False)
-    for (case, times), place in zip(found.items(), places[:, 0], strict=True):
-        place.barh(list(times), [statistics.median(each) * 1000 for each in times.values()])
-        place.set_xscale("log")
-        place.set_title(f"{case}, median ms")
-        place.invert_yaxis()
+    kinds = {kind: by_size for kind, by_size in found.items() if len(by_size) > 1}
+    figure, places = pyplot.subplots(len(kinds), 1, figsize=(7, 4 * len(kinds)), squeeze=False)
+    for (kind, by_size), place in zip(kinds.items(), places[:, 0], strict=True):
+        for name in next(iter(by_size.values())):
+            sizes = [size for size, times in by_size.items() if times.get(name)]
+            medians = [statistics.median(by_size[size][name]) * 1000 for size in sizes]
+            place.plot(sizes, medians, marker="o", label=name)
+        place.set(title=kind, xlabel="bytes", ylabel="median ms", xscale="log", yscale="log")
+        place.legend(fontsize="small")
     figure.tight_layout()
     figure.savefig(path)
 
@@ -277,17 +290,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backends", default="jail", help="comma-separated; the first is compared")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--scale", type=int, default=1, help="a divisor of all sizes")
-    parser.add_argument("--case", default="", help="only cases with this in their name")
+    parser.add_argument("--largest", type=int, default=max(SIZES), help="bytes of a value")
+    parser.add_argument("--case", default="", help="only kinds with this in their name")
     parser.add_argument("--write", type=Path, help="write data.md, data.json and data.png there")
     args = parser.parse_args()
     backends = args.backends.split(",")
-    found = measure(backends, args.rounds, args.scale, args.case)
+    found = measure(backends, args.rounds, args.largest, args.case)
     text = f"Linux {platform.release()}, Python {platform.python_version()}\n\n{table(found)}"
     for backend in backends:
-        grown = peak_growth(backend, 100_000_000 // args.scale)
+        grown = peak_growth(backend, args.largest)
         times = "unknown: the run failed" if grown is None else f"{grown:.2f}x"
-        text += f"\n- `{backend}`, 100 MB of bytes: the host's peak memory grows by {times}"
+        text += (
+            f"\n- `{backend}`, {args.largest:_} bytes back: the host's peak memory grows by {times}"
+        )
     print(text)
     if args.write is not None:
         args.write.mkdir(parents=True, exist_ok=True)
