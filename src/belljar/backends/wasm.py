@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 _TRAP_CODE = 134  # as a shell would say of a process that was aborted
 _ABOUT_DISK = frozenset({errno.EIO, errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
 _FULL = 1 << 16  # bytes left: the engine writes in pieces of that size
+_SPARE = 1 << 20  # bytes of a disk for what the file system itself takes
 _MOST_KNOWN = 64
 _NOT_ASKED = object()
 _NO_FILES = Filesystem()
@@ -285,11 +286,18 @@ def _order(plan: Plan, spec: Spec) -> tuple[dict[str, Any], dict[str, collect.St
         **working_directory.environment(request, root.WORK),
     }
     called = working_directory.program_file(request, spec.file, root.WORK)
-    # Without buffers: the guest's one function takes text.
-    fields = run_fields(request, called, outcome.budgets_of(plan))
+    budgets = outcome.budgets_of(plan)
+    # The guest's one function takes text. Bytes go through a file on its disk, if they fit there;
+    # only Python reads it.
+    buffers: list[Any] | None = [] if spec.files else None
+    fields = run_fields(request, called, budgets, buffers)
+    sizes = [len(each) for each in buffers or ()]
+    if sizes and sum(sizes) + sum(map(len, files.values())) > spec.disk - _SPARE:
+        buffers, sizes = None, []
+        fields = run_fields(request, called, budgets)
     run = protocol.dumps(fields).decode("utf-8")
     start_in = working_directory.start_in(request, root.WORK)
-    about = protocol.dumps({"env": env, "directory": start_in}).decode("utf-8")
+    about = protocol.dumps({"env": env, "directory": start_in, "sizes": sizes}).decode("utf-8")
     if not spec.files:
         files.clear()  # nobody could read them
     stamp = time.time_ns()
@@ -297,6 +305,7 @@ def _order(plan: Plan, spec: Spec) -> tuple[dict[str, Any], dict[str, collect.St
         "request": f"{about[:-1]},{run[1:]}",
         "stdin": request.stdin,
         "files": [(name, data, stamp) for name, data in files.items()],
+        "buffers": b"".join(buffers or ()),
         "seconds": limits.timeout,
         "epoch": "epoch" in spec.layers,
         "fuel": limits.fuel,

@@ -255,24 +255,9 @@ class Interpreter:
         crossed = table = False
         field, reason = "memory", "there was no memory left to send it"
         try:
-            budget, copy = self._budget["value"], self._budget["copy"]
-            buffers: list[Any] | None = [] if self.channel.raw else None
-            wire = values.encode(
-                value, copy, protocol.MAX_NODES, budget, buffers, objects=_MOST_OBJECTS
-            )
-            table = _is_shown(wire)
-            payload = protocol.dumps(wire)
-            protocol.check_shape(payload, protocol.nodes(budget))
-            if len(payload) + sum(map(len, buffers or ())) > protocol.room(budget):
-                raise values.TooLarge("its JSON is too large")
-            if buffers:
-                pieces = protocol.encode_all(protocol.VALUE, payload, buffers)
-                crossed = self.channel.send_encoded(*pieces)
-            else:
-                crossed = self.channel.send(protocol.VALUE, payload)
+            crossed, table = self._send_wire(value)
         except MemoryError:
-            wire = buffers = None
-            payload = b""
+            pass  # what was made for sending is freed with the frame that made it
         except values.TooLarge as problem:
             field, reason = problem.field, str(problem)
         except protocol.TooMuch as problem:
@@ -291,6 +276,25 @@ class Interpreter:
         shown = displays.bundle(value)
         if not crossed or len(shown) > 1 or table:
             self._send_display(value, shown)
+
+    def _send_wire(self, value: object) -> tuple[bool, bool]:
+        """Whether the value was sent, and whether it is shown besides."""
+        budget, copy = self._budget["value"], self._budget["copy"]
+        buffers: list[Any] | None = [] if self.channel.raw else None
+        wire = values.encode(
+            value, copy, protocol.MAX_NODES, budget, buffers, objects=_MOST_OBJECTS
+        )
+        payload = protocol.dumps(wire)
+        protocol.check_shape(payload, protocol.nodes(budget))
+        if len(payload) + sum(map(len, buffers or ())) > protocol.room(budget):
+            raise values.TooLarge("its JSON is too large")
+        if not buffers:
+            return self.channel.send(protocol.VALUE, payload), _is_shown(wire)
+        pieces = protocol.encode_all(protocol.VALUE, payload, buffers)
+        if self.channel.send_encoded(*pieces):
+            return True, _is_shown(wire)
+        # The channel may have no room for buffers, and says so; others have failed for good.
+        return (False, False) if self.channel.raw else self._send_wire(value)
 
     def _send_figures(self) -> None:
         """What pyplot drew and the program neither showed nor closed."""

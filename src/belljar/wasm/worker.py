@@ -18,6 +18,10 @@ Threads: guests run on one thread, with the large stack that CPython wants. The 
 clock: it raises the engine's epoch when a run's time is up. A guest in a blocking call of the
 host's does not see that; our parent kills us then. Nothing here is started after a guest has run.
 
+The engine's package passes text, and lists of bytes one by one. So binary data of a Python guest
+goes through a file in its temporary directory: the engine copies between that and the guest's
+memory. We pass on what the guest has written when its BUFFER frame, which is empty, says so.
+
 Nothing a guest does is trusted here: `send` passes on only frames that guests may send, and a DONE
 frame is made from what the engine says. Should a guest break out of the engine it is in this
 process, which holds nothing, in the jail that our parent put around it.
@@ -29,6 +33,7 @@ import marshal
 import os
 import select
 import socket
+import stat
 import sys
 import threading
 import time
@@ -46,6 +51,9 @@ CHANNEL = 3
 DONE = 0x10
 READY = 0x11
 _GUEST_KINDS = frozenset(range(0x81, 0x89))
+_BUFFER = 0x89
+# In a guest's own temporary directory: what crosses as bytes, a moment before or after.
+_BUFFER_FILE = ".belljar-buffer"
 _MAX_FRAME = (3 << 29) + (1 << 16)  # as guest/protocol.py, which is not at hand here
 _HEAD = 4
 _PIECE, _LARGE_PIECE = 1 << 16, 1 << 20
@@ -194,6 +202,8 @@ class Worker:
 
     def __init__(self, setup: dict[str, Any], channel: socket.socket) -> None:
         self._setup, self._channel = setup, channel
+        private = [path for path, shown, _ in setup["preopens"] if shown == "/tmp"]
+        self._buffer_file = os.path.join(*private, _BUFFER_FILE)
         self._fuel: bool = setup["fuel"]
         self._engine = engine.make(self._fuel)
         kind = JavaScriptGuests if setup["language"] == "javascript" else PythonGuests
@@ -253,6 +263,8 @@ class Worker:
         """Run a program and report it; gives what is to be removed then."""
         for name, data, stamp in order["files"]:
             _write(name, data, stamp)
+        if order.get("buffers"):
+            _write(self._buffer_file, order["buffers"], 0)
         apart = self._guests.input_at_start and order["stdin"]
         store, guest = self._instantiate(order["stdin"]) if apart else self._parked
         began = time.process_time()
@@ -297,9 +309,41 @@ class Worker:
         return int(os.pread(self._statm, 100, 0).split()[1]) * _PAGE
 
     def _send(self, kind: int, payload: str) -> None:
+        if kind == _BUFFER:
+            self._send_buffer()
+            return
         data = payload.encode("utf-8")
         if kind in _GUEST_KINDS and len(data) <= _MAX_FRAME:
             self._frame(kind, data)
+
+    def _send_buffer(self) -> None:
+        """Pass on the file that the guest has written, which waits for us: nothing changes it now.
+
+        What is no such file is not sent, and the host finds that a buffer is missing.
+        """
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            fd = os.open(self._buffer_file, flags)
+        except OSError:
+            return
+        try:
+            status = os.fstat(fd)
+            if stat.S_ISREG(status.st_mode) and status.st_size <= _MAX_FRAME:
+                self._send_file(fd, status.st_size)
+                os.unlink(self._buffer_file)
+        finally:
+            os.close(fd)
+
+    def _send_file(self, fd: int, size: int) -> None:
+        try:
+            self._channel.sendall(bytes((_BUFFER,)) + size.to_bytes(4, "big"))
+            while size:
+                sent = os.sendfile(self._channel.fileno(), fd, None, size)
+                if not sent:
+                    os._exit(70)  # the frame cannot be finished
+                size -= sent
+        except OSError:
+            os._exit(0)  # nobody listens any more
 
     def _frame(self, kind: int, payload: bytes) -> None:
         try:
