@@ -80,6 +80,7 @@ def test_hints_name_what_is_missing() -> None:
     assert "--network" not in failed("ValueError", "bad port")
     assert "pip install nosuch" in failed("ModuleNotFoundError", "No module named 'nosuch.part'")
     assert "stdin=" in failed("EOFError", "EOF when reading a line")
+    assert "stdin=" not in failed("EOFError", "")  # a pipe's, say
     given = Request(code="", stdin=b"x")
     assert "stdin=" not in failed("EOFError", "EOF when reading a line", request=given)
     missing = "[Errno 2] No such file or directory: '/mnt/data/in.csv'"

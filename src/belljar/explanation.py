@@ -33,6 +33,7 @@ _NO_NETWORK = re.compile(
     r"name resolution|[Nn]ame or service not known|Could not resolve host|getaddrinfo"
     r"|Network is unreachable|Address family not supported|ENETUNREACH|EAI_AGAIN|ENOTFOUND"
 )
+_SHARED = re.compile(r"/multiprocessing/(?:synchronize|shared_memory)\.py\"")
 _ELSEWHERE = re.compile(r"'(/mnt/[^']*|/home/[^']*|/content/[^']*|/workspace/[^']*|/data/[^']*)'")
 # How a backend says that the disk is several file systems; see its enforcement report.
 _PARTS = re.compile(r"memory file systems of limited size: ([^;]*)")
@@ -125,7 +126,7 @@ def _hints(result: Result, policy: Policy, request: Request) -> list[str]:
         )
     if kind == "ModuleNotFoundError":
         hints.append(_missing_module(result, text))
-    if kind == "EOFError" and not request.stdin:
+    if kind == "EOFError" and "reading a line" in text and not request.stdin:
         hints.append("It asked for input, and this run has no stdin; give it with stdin=...")
     if kind in ("FileNotFoundError", "PermissionError", "NotADirectoryError"):
         found = _ELSEWHERE.search(text)
@@ -134,6 +135,11 @@ def _hints(result: Result, policy: Policy, request: Request) -> list[str]:
                 "Files are read and written in the work directory, which is the current one: use a "
                 "relative path, and give input files with files=... or mounts=..."
             )
+    if kind == "PermissionError" and error is not None and _SHARED.search(error.traceback):
+        hints.append(
+            "Processes cannot share memory or semaphores here: use threads, or a backend "
+            "with a /dev/shm of its own (jail, subprocess)."
+        )
     return hints
 
 

@@ -141,8 +141,13 @@ def test_a_path_of_another_sandbox_names_the_directory_that_is_kept(
 
 
 def test_landlock_says_what_multiprocessing_lacks() -> None:
-    result = belljar.run("import multiprocessing\nmultiprocessing.Lock()", backend="landlock")
-    assert "no memory here for processes to share" in result.stderr
+    for made in (
+        "import multiprocessing\nmultiprocessing.Lock()",
+        "from multiprocessing.shared_memory import SharedMemory\nSharedMemory(create=True, size=9)",
+    ):
+        result = belljar.run(made, backend="landlock")
+        assert "no memory here for processes to share" in result.stderr
+        assert "use threads, or a backend" in result.explanation
 
 
 @pytest.mark.parametrize("path", ["/proc", "/"])

@@ -56,6 +56,7 @@ _ELSEWHERE = (
 _REFUSED = (
     None, errno.ENOENT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR,
 )  # fmt: skip
+_SHARED = ("multiprocessing/synchronize.py", "multiprocessing/shared_memory.py")
 
 
 def _hint(number: object, message: str, trace: TracebackType | None) -> str:
@@ -66,7 +67,7 @@ def _hint(number: object, message: str, trace: TracebackType | None) -> str:
     while trace is not None:
         where = trace.tb_frame.f_code.co_filename
         trace = trace.tb_next
-    if number == errno.EACCES and where.endswith("multiprocessing/synchronize.py"):
+    if number == errno.EACCES and where.endswith(_SHARED):
         return "there is no memory here for processes to share: use threads, or the jail backend"
     return ""
 
