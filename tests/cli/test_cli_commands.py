@@ -23,7 +23,7 @@ from belljar.engine import Engine
 from belljar.errors import BackendFailed, CommandNotFound
 from belljar.policy import Ceiling, Isolation
 from belljar.testing import FakeBackend
-from belljar.types import File, GuestError, KillProof, Request, Result, Status
+from belljar.types import Change, File, GuestError, KillProof, Request, Result, Status
 
 Use = Callable[..., FakeBackend]
 
@@ -273,6 +273,33 @@ def test_outputs_are_written_here_or_where_told(
     assert main(["run", "-c", "1", "--out", "*.csv", "--force"]) == 0
     assert main(["run", "-c", "1", "--out", "*.csv", "--out-dir", "deep/er"]) == 0
     assert (tmp_path / "deep" / "er" / "a.csv").read_bytes() == b"A"
+
+
+def test_outputs_to_writes_below_a_directory_and_json_says_where(
+    use: Use, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    change = Change(path="a.csv", kind="created", size=1, sha256="00")
+    use(answer(files={"a.csv": File(path="a.csv", size=1, data=b"A")}, changes=(change,)))
+    words = ["run", "-c", "1", "--outputs-to", "o", "--outputs-each", "1M", "--json"]
+    assert main(words) == 0
+    shown = json.loads(capfd.readouterr().out)
+    place = tmp_path / "o" / "a.csv"
+    assert place.read_bytes() == b"A"
+    assert (shown["files"]["a.csv"]["data"], shown["files"]["a.csv"]["saved"]) == (None, str(place))
+    assert shown["changes"] == [
+        {"path": "a.csv", "kind": "created", "size": 1, "sha256": "00", "mime_type": "text/csv"}
+    ]
+    assert main(words) == 125  # it is there already, and is not replaced
+    assert "a.csv" in str(json.loads(capfd.readouterr().out)["warnings"])
+
+
+def test_a_directory_is_copied_in(use: Use) -> None:
+    fake = use()
+    (Path("proj") / "sub").mkdir(parents=True)
+    (Path("proj") / "a").write_text("A")
+    (Path("proj") / "sub" / "b").write_text("B")
+    assert main(["run", "-c", "1", "--file", "proj/", "--file", "proj/sub:s"]) == 0
+    assert fake.requests[0].files == {"proj/a": b"A", "proj/sub/b": b"B", "s/b": b"B"}
 
 
 def test_json_writes_files_only_to_a_directory_that_was_named(
