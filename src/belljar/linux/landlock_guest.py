@@ -60,6 +60,8 @@ def be_guest(spec: dict[str, Any], settled: Settled) -> NoReturn:
     status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
     if "seccomp" in settled.layers:
         modes.stop_calls(_TO_SUPERVISOR)
+    else:
+        os.close(_TO_SUPERVISOR)  # now: the supervisor looks when the set-up has ended
     _limit(spec["rlimits"])
     for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)

@@ -53,6 +53,7 @@ _CALL, _CALL_ROOM = "=QIIiIQ6Q", 1024
 _ANSWER = "=QqiI"
 _AT_FDCWD, _NO_FOLLOW, _EMPTY_PATH = -100, 0x100, 0x1000
 _LONGEST_PATH = 4096
+_LONGEST_REST = 0.01
 _RESOLVE_NO_MAGICLINKS = 2
 _OWN_DESCRIPTOR = re.compile(rb"/(?:proc/(?:thread-)?self|dev)/fd/(\d{1,9})")
 _MODE = 0o1777
@@ -128,7 +129,7 @@ class Modes:
             fcntl.ioctl(self.listener, _SEND, struct.pack(_ANSWER, identity, 0, -error, 0))
         except OSError:  # its caller was killed meanwhile
             return
-        time.sleep(time.monotonic() - began)
+        time.sleep(min(time.monotonic() - began, _LONGEST_REST))
 
     def _do(self, identity: int, thread: int, name: str, arguments: list[int]) -> None:
         opened: list[int] = []
