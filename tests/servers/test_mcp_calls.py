@@ -171,6 +171,11 @@ def test_files_are_embedded_up_to_a_cap(session: Session) -> None:
     )
     listed = {file["path"]: file for file in result.structured_content["files"]}
     assert listed["big.txt"] == {"path": "big.txt", "size": 300_000, "included": False}
+    changes = {each["path"]: each for each in result.structured_content["changes"]}
+    assert set(changes) == set(listed)
+    assert (changes["big.txt"]["kind"], changes["big.txt"]["size"]) == ("created", 300_000)
+    assert len(changes["big.txt"]["sha256"]) == 64
+    assert changes["big.txt"]["mime_type"] == "text/plain"
     assert sum(listed[f"{i}.txt"]["included"] for i in range(5)) == 4, "a megabyte in all"
     resources = {
         str(block.resource.uri).rpartition("/")[2]: block.resource

@@ -50,6 +50,16 @@ class FileLeft(BaseModel):
     included: bool = Field(description="whether its content is among the answer's resources")
 
 
+class FileChange(BaseModel):
+    """What the program did to one file of its work directory."""
+
+    path: str
+    kind: Literal["created", "changed", "deleted"]
+    size: int | None
+    sha256: str | None = Field(description="of the whole content; null where it was not read")
+    mime_type: str = Field(description="what the name's suffix says")
+
+
 class Outcome(BaseModel):
     """How a program ended, and what it wrote."""
 
@@ -69,6 +79,7 @@ class Outcome(BaseModel):
     error: ProgramError | None
     displays: list[list[str]] = Field(description="the MIME types of each thing shown")
     files: list[FileLeft]
+    changes: list[FileChange]
     execution_time: float = Field(description="seconds")
     peak_memory: int | None = Field(description="bytes")
     backend: str
@@ -119,6 +130,14 @@ def _outcome(result: Result, included: set[str]) -> dict[str, Any]:
         "files": [
             {"path": clean_text(file.path), "size": file.size, "included": file.path in included}
             for file in listed
+        ],
+        "changes": [
+            {
+                **plain(change),
+                "path": clean_text(change.path),
+                "mime_type": change.mime_type,
+            }
+            for change in result.changes[:_MAX_LISTED]
         ],
         "execution_time": result.usage.wall,
         "peak_memory": result.usage.peak_memory,
