@@ -30,8 +30,9 @@ _EXCEEDED = {
 }
 _SIZES = ("memory", "disk", "output", "value", "displays")
 _NO_NETWORK = re.compile(
-    r"name resolution|[Nn]ame or service not known|Could not resolve host|getaddrinfo"
-    r"|Network is unreachable|Address family not supported|ENETUNREACH|EAI_AGAIN|ENOTFOUND"
+    r"name resolution|Non-recoverable error|[Nn]ame or service not known|Could not resolve host"
+    r"|getaddrinfo|Network is unreachable|Address family not supported|ENETUNREACH|EAI_AGAIN"
+    r"|ENOTFOUND"
 )
 _SHARED = re.compile(r"/multiprocessing/(?:synchronize|shared_memory)\.py\"")
 _ELSEWHERE = re.compile(r"'(/mnt/[^']*|/home/[^']*|/content/[^']*|/workspace/[^']*|/data/[^']*)'")

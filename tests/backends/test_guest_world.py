@@ -11,7 +11,7 @@ import pytest
 
 import belljar
 from belljar import PolicyUnenforceable, RequestError
-from belljar.backends import cores, warmth
+from belljar.backends import cores, registry, warmth
 from belljar.types import Request
 
 BACKENDS = ("jail", "landlock", "subprocess")
@@ -62,6 +62,23 @@ def test_a_program_sees_as_many_processors_as_its_limit(backend: str) -> None:
     most = len(os.sched_getaffinity(0))
     result = belljar.run(code, backend=backend, cpus=most)
     assert result.value == [most, most], result.stderr
+
+
+@pytest.mark.parametrize("backend", ["bubblewrap", "firejail", "nsjail"])
+def test_a_launched_program_has_a_home_of_its_own_and_its_processors(backend: str) -> None:
+    if not registry.load(backend).probe().available:
+        pytest.skip(f"no {backend} here")
+    code = """
+import os, pathlib
+cache = pathlib.Path.home() / ".cache"
+cache.mkdir()
+(cache / "fonts").write_text("x")
+open("kept", "w").close()
+len(os.sched_getaffinity(0))
+"""
+    result = belljar.run(code, backend=backend, cpus=1)
+    assert result.value == 1, result.stderr
+    assert list(result.files) == ["kept"]
 
 
 def test_the_least_busy_processors_are_given_out() -> None:

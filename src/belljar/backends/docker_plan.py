@@ -198,7 +198,7 @@ def spec(
         sockets=limits.memory // SOCKETS_PART if own_socket_limit(facts, active, runtime) else 0,
     )
     env = {
-        "HOME": WORK,
+        "HOME": "/tmp",  # caches there are no files of the program's
         "TMPDIR": "/tmp",
         "LANG": "C.UTF-8",
         "USER": "user",

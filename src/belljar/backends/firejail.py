@@ -43,7 +43,7 @@ _LEAST = (0, 9, 66)  # the first that can whitelist below any top directory
 _ODD = re.compile(r"""[\\&!?"'<>%^(){};,*\[\]\s]""")  # it refuses these in a path, or expands them
 # Shown as they are; everything else in / is covered unless something below it is asked for.
 _KEPT = frozenset(("dev", "etc", "proc", "run", "tmp"))
-_WORK, _TMP, _SHM = "/tmp/.belljar", "/tmp", "/dev/shm"
+_WORK, _HOME, _TMP, _SHM = "/tmp/.belljar", "/tmp/.belljar-home", "/tmp", "/dev/shm"
 
 
 class FirejailBackend(LaunchedBackend):
@@ -112,8 +112,9 @@ class FirejailBackend(LaunchedBackend):
         )
         places = Places(
             work=_WORK,
+            home=_HOME,
             scratch=(_TMP, _SHM),
-            directories=(_WORK,),
+            directories=(_WORK, _HOME),
             links=links,
             probe=("list", "/"),
             readable=(

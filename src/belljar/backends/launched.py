@@ -36,7 +36,7 @@ from ..policy import Isolation, Policy
 from ..records import replace
 from ..report import Report
 from ..types import Enforcement, Request, Result
-from . import jail_plan, launched_plan, outcome, protect, supervised, tools
+from . import cores, jail_plan, launched_plan, outcome, protect, supervised, tools
 from .base import Availability, Cancel, Plan
 from .launched_plan import Ends, Sandbox, Spec
 from .layered import HostLayered
@@ -188,7 +188,7 @@ class LaunchedBackend(HostLayered):
             file=spec.file,
             worker=spec.worker,
             room=spec.shape.disk,
-            home=spec.places.work,
+            home=spec.places.home,
             env=protect.environment(_guest_dir(spec)) if spec.guarded else {},
             budgets=outcome.budgets_of(plan),
             work=spec.places.work,
@@ -283,7 +283,9 @@ class LaunchedBackend(HostLayered):
             )
             theirs.close()
             supervised.instruct(ours, supervisor, control, marshal.dumps(orders))
-            settings = marshal.dumps({**self._settings(spec, sandbox), "sources": sources})
+            own = cores.take(0 if spec.shape.cores else spec.shape.visible, self.facts.cpus)
+            held.callback(cores.release, own)
+            settings = marshal.dumps({**self._settings(spec, sandbox, own), "sources": sources})
             watch = HandedOver(
                 **supervised.watched(plan, control, streams, report, emit, cancel, group),
                 frames=frames,
@@ -300,7 +302,7 @@ class LaunchedBackend(HostLayered):
 
         return _memory_file(seccomp_jail.base(), theirs)
 
-    def _settings(self, spec: Spec, sandbox: Sandbox) -> dict[str, Any]:
+    def _settings(self, spec: Spec, sandbox: Sandbox, own: tuple[int, ...]) -> dict[str, Any]:
         """Plain values for `linux/stage.py`."""
         from ..linux import seccomp_jail, syscalls
 
@@ -327,7 +329,7 @@ class LaunchedBackend(HostLayered):
                 for kind in ("mnt", "pid", "ipc", "uts", *(() if spec.sandbox.online else ("net",)))
             },
             "own_user": spec.own_user,
-            "affinity": [cpus[(first + i) % len(cpus)] for i in range(shape.cores)],
+            "affinity": [cpus[(first + i) % len(cpus)] for i in range(shape.cores)] or list(own),
             "rlimits": shape.rlimits,
             "last_capability": syscalls.last_capability(),
             "landlock": (

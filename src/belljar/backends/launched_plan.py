@@ -55,6 +55,7 @@ class Places:
     is a directory that only Landlock keeps it from writing to ("mkdir") or reading ("list")."""
 
     work: str
+    home: str
     scratch: tuple[str, ...]
     directories: tuple[str, ...]
     links: tuple[tuple[str, str], ...]
@@ -191,12 +192,13 @@ def spec(
         ),
         places=Places(
             work=root.WORK,
+            home=root.HOME,
             scratch=(root.RUN,),
-            directories=(root.WORK, root.TMP, root.SHM),
+            directories=(root.WORK, root.HOME, root.TMP, root.SHM),
             links=(),
             probe=("mkdir", root.RUN),
             readable=("/",),
-            writable=(root.WORK, root.TMP, root.SHM, *writable),
+            writable=(root.WORK, root.HOME, root.TMP, root.SHM, *writable),
         ),
         shape=shape,
         argv=jail.argv or _own_worker(),
