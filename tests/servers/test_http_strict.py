@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tracemalloc
 from typing import Any
 
 import pyarrow as pa
@@ -167,6 +168,37 @@ def test_all_variables_of_a_request_share_one_budget(engine: Engine) -> None:
     with pytest.raises(RequestError) as refusal:
         wire.parse(json.dumps({"code": "1", "context": many}).encode(), engine, Rights())
     assert refusal.value.field.startswith("context.v")
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (b'{"code":"1","args":[' + b"1," * 200_000 + b"1]}", "args"),
+        (b'{"code":"1","network":[' + b"1," * 200_000 + b"1]}", "network"),
+        (b'{"code":"1",' + b",".join(b'"k%d":0' % i for i in range(100_000)) + b"}", "k0"),
+        (
+            b'{"code":"1","files":{"a":{' + b",".join(b'"k%d":0' % i for i in range(100_000))
+            + b"}}}",
+            "files",
+        ),
+        (b'{"code":"\\u0041","context":{"' + b"a" * 10_000 + b'":[' + b"0," * 20_000 + b"0]}}",
+         "context"),
+    ],
+    ids=["args", "network", "names", "content", "places"],
+)  # fmt: skip
+def test_a_wrong_body_takes_no_more_memory_than_a_right_one(
+    engine: Engine, body: bytes, field: str
+) -> None:
+    """A validator describes each wrong item, and a reader names the place of each one."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(BelljarError) as refusal:
+            wire.parse(body, engine, Rights())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert refusal.value.field == field  # type: ignore[attr-defined]
+    assert peak < 40 << 20
 
 
 def test_lists_and_objects_of_a_body_are_counted_before_they_are_made() -> None:

@@ -104,15 +104,17 @@ def _problems(value: Any) -> Iterator[tuple[str, str]]:
                 yield where, "has half of a surrogate pair"
         elif isinstance(item, list | dict):
             if depth >= MAX_DEPTH:
-                yield where[:200], "is nested too deeply"
+                yield where, "is nested too deeply"
                 return
             if isinstance(item, list):
-                inner = [(f"{where}[{place}]", each) for place, each in enumerate(item)]
+                # Cut, or every item of a list would have a copy of a name of any length.
+                inner = [(f"{where[:200]}[{place}]", each) for place, each in enumerate(item)]
             else:
                 if any(not _is_text(name) for name in item):
                     yield where, "has a name with half of a surrogate pair"
                 inner = [
-                    (f"{where}.{name}" if where else name, each) for name, each in item.items()
+                    (f"{where[:200]}.{name[:200]}" if where else name[:200], each)
+                    for name, each in item.items()
                 ]
             waiting += [(place, each, depth + 1) for place, each in reversed(inner)]
 

@@ -37,6 +37,7 @@ _MOST: Mapping[str, int] = {
     "args": 10_000, "env": 1000, "files": 10_000, "outputs": 1000, "context": 1000,
     "require_libraries": 1000, "mounts": 100,
 }  # fmt: skip
+_MOST_OTHERS = 1000
 _LONGEST_NAME = 4096  # bytes, as of a path
 # The kernel's own bounds for a program's start: of one variable, and about half of all of them.
 _LONGEST_VARIABLE, _ENVIRONMENT = 128 << 10, 1 << 20
@@ -132,6 +133,7 @@ def parse(body: bytes, engine: Engine, rights: remote.Rights) -> Job:
     given = strict_json.loads(body)
     if not isinstance(given, dict):
         raise strict_json.Malformed("body", 'is not a JSON object, as {"code": "print(1)"}')
+    _countable(given)
     try:
         read = RunRequest.model_validate(given)
     except ValidationError as error:
@@ -170,13 +172,25 @@ def _content(where: str, given: str | Bytes) -> bytes:
         raise RequestError(f"{where}.base64", f"is not base64: {error}") from None
 
 
+def _countable(given: Mapping[str, object]) -> None:
+    """RequestError for more than anything may have: a validator would describe each one."""
+    for name, value in given.items():
+        if name not in OFFERED:
+            raise _unknown(name)
+        most = _MOST.get(name, _MOST_OTHERS)
+        if isinstance(value, list | dict) and len(value) > most:
+            raise RequestError(name, f"has {len(value)} entries, and {most} is the most here")
+    files = given.get("files")
+    contents = {"stdin": given.get("stdin"), **(files if isinstance(files, dict) else {})}
+    for value in contents.values():
+        if isinstance(value, list | dict) and len(value) > _MOST_OTHERS:
+            raise RequestError("files", 'is text, or {"base64": ...}')
+
+
 def _bounded(options: Mapping[str, Any]) -> None:
-    """RequestError for too many names, and for names and variables that are too long."""
-    for where, most in _MOST.items():
-        given = options.get(where) or ()
-        if len(given) > most:
-            raise RequestError(where, f"has {len(given)} entries, and {most} is the most here")
-        for name in given:
+    """RequestError for names and variables that are too long."""
+    for where in _MOST:
+        for name in options.get(where) or ():
             if where not in ("args", "mounts") and len(name.encode()) > _LONGEST_NAME:
                 raise RequestError(where, f"a name is longer than {_LONGEST_NAME} bytes")
     sizes = [
@@ -205,14 +219,17 @@ def _context(given: Mapping[str, object]) -> dict[str, Any]:
     return found
 
 
+def _unknown(name: str) -> RequestError:
+    known = ", ".join(OFFERED)
+    return RequestError(name[:100], f"is not an option; known: {known}", fix="see /docs")
+
+
 def _named(error: ValidationError) -> RequestError:
     """The first field that is wrong, with all that is said about it. Its content is not repeated:
     it may be large, or a secret."""
     found = error.errors(include_url=False, include_input=False, include_context=False)
     where = str(found[0]["loc"][0])
     if found[0]["type"] == "extra_forbidden":
-        return RequestError(
-            where[:100], f"is not an option; known: {', '.join(OFFERED)}", fix="see /docs"
-        )
+        return _unknown(where)
     problems = dict.fromkeys(each["msg"] for each in found if str(each["loc"][0]) == where)
     return RequestError(where, "; ".join(problems))
