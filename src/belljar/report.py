@@ -380,7 +380,12 @@ def run_pieces(
     """The RUN frame that hands `request` to a worker, after its buffers: pieces of bytes, the large
     ones in the memory of the request. RequestError names what cannot be sent."""
     buffers: list[Any] = []
-    payload = protocol.dumps(run_fields(request, filename, budgets, buffers))
+    return encode_run(run_fields(request, filename, budgets, buffers), buffers)
+
+
+def encode_run(fields: dict[str, Any], buffers: list[Any]) -> list[Any]:
+    """The pieces of a RUN frame that says `fields`, after `buffers`."""
+    payload = protocol.dumps(fields)
     if len(payload) > protocol.MAX_HOST_FRAME:
         raise RequestError("context", "is larger than a frame can be")
     return protocol.encode_all(protocol.RUN, payload, buffers)

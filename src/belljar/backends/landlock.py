@@ -56,6 +56,7 @@ from . import (
     guest_env,
     landlock_plan,
     landlock_report,
+    memory_file,
     outcome,
     run_directory,
     supervised,
@@ -164,7 +165,11 @@ class LandlockBackend(HostLayered):
                 root = cleanup.enter_context(run_directory.made(base))
                 work = run_directory.fill(root, files, spec.links, self.user)
                 called = working_directory.program_file(request, spec.file or "", work)
-                program = Pieces(run_pieces(request, called, budgets) if spec.worker else ())
+                if spec.worker and not spec.argv:
+                    program = memory_file.run_message(request, called, budgets)
+                    cleanup.callback(program.close)
+                else:
+                    program = Pieces(run_pieces(request, called, budgets) if spec.worker else ())
                 before = collect.snapshot(work)
                 group = supervised.group(
                     plan.policy.limits,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections import deque
 from collections.abc import Iterable
 
@@ -48,10 +49,20 @@ class Pieces:
 
     def write(self, fd: int) -> None:
         """Write what there is room for. Raises what the system call does."""
-        if hasattr(os, "writev"):
+        if self.passed >= 0:
+            self._send_with_descriptor(fd)
+        elif hasattr(os, "writev"):
             self.sent(os.writev(fd, self.first()))
         else:  # Windows
             self.sent(os.write(fd, self.first()[0]))
+
+    def _send_with_descriptor(self, fd: int) -> None:
+        stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fd)
+        try:
+            self.sent(socket.send_fds(stream, self.first(), [self.passed], socket.MSG_NOSIGNAL))
+        finally:
+            stream.detach()
+        self.close()
 
     def after(self, head: bytes) -> Pieces:
         """The same queue, with `head` before it."""

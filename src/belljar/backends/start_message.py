@@ -16,7 +16,7 @@ from ..guest.protocol import MAX_HOST_FRAME
 from ..linux import root
 from ..report import Budgets, run_fields, run_pieces
 from ..types import Request
-from . import working_directory
+from . import memory_file, working_directory
 from .guest_env import search_path
 from .jail_plan import GUEST_ENV
 from .pieces import Pieces, gathered
@@ -80,17 +80,5 @@ def start_message(
     before: dict[str, collect.Stamp] = {n: (stamp, len(data), 0) for n, data in files.items()}
     start_bytes = len(head).to_bytes(4, "big") + head
     small = gathered([start_bytes, *files.values()])
-    passed = _memory_file(buffers)
+    passed = memory_file.of(buffers)
     return Pieces([*small, *(buffers if passed < 0 else ()), *program], passed), before
-
-
-def _memory_file(buffers: list[Any]) -> int:
-    """A sealed file of all `buffers`; -1 where a pipe takes less time, or there can be none."""
-    from ..linux import sealed  # which is not for other systems
-
-    if sum(map(len, buffers)) < sealed.LEAST:
-        return -1
-    try:
-        return sealed.write([memoryview(data).cast("B") for data in buffers])
-    except OSError:
-        return -1

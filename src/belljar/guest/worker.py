@@ -488,14 +488,22 @@ def _explain_crashes() -> None:
         faulthandler.enable()
 
 
-def main(read_fd: int, write_fd: int | None = None, request: dict[str, Any] | None = None) -> None:
+def main(
+    read_fd: int,
+    write_fd: int | None = None,
+    request: dict[str, Any] | None = None,
+    given: Callable[[list[int]], list[Any]] | None = None,
+) -> None:
     """Serve one RUN from the host over a socket (or two pipes), then end as the program did.
 
-    `request` is what the RUN frame would say, where it has come some other way.
+    `request` is what the RUN frame would say, where it has come some other way. `given` makes the
+    buffers of so many bytes each, where they do not come as frames.
     """
     interpreter = ready(read_fd, write_fd)
     if request is None:
         request = _requested(interpreter.channel)
+        if given is not None and request is not None and "mapped" in request:
+            request["buffers"] = given(request["mapped"])
     if write_fd is not None:
         os.close(read_fd)  # nothing more comes; later it may be a file of the program's
     if request is not None:

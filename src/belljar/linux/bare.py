@@ -21,8 +21,8 @@ SIGNAL = (
 )  # fmt: skip
 SOCKET = (
     "AF_INET", "AF_UNIX", "CMSG_SPACE", "MSG_CMSG_CLOEXEC", "MSG_DONTWAIT", "MSG_NOSIGNAL",
-    "SCM_RIGHTS", "SOCK_DGRAM", "SOCK_SEQPACKET", "SOCK_STREAM", "SOL_SOCKET", "SO_RCVBUF",
-    "SO_SNDBUF", "socket", "socketpair",
+    "MSG_PEEK", "SCM_RIGHTS", "SOCK_DGRAM", "SOCK_SEQPACKET", "SOCK_STREAM", "SOL_SOCKET",
+    "SO_RCVBUF", "SO_SNDBUF", "socket", "socketpair",
 )  # fmt: skip
 
 

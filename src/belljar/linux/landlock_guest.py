@@ -10,9 +10,10 @@ import gc
 import os
 import resource
 import select
+import struct
 
-from . import landlock, leave, modes, own_frames, seccomp, seccomp_landlock, syscalls
-from .bare import signal
+from . import landlock, leave, modes, own_frames, sealed, seccomp, seccomp_landlock, syscalls
+from .bare import signal, socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Settled:
     """What a zygote has ready for all its runs."""
 
     def __init__(self) -> None:
-        self.worker: Callable[[int], None] | None = None
+        self.worker: Callable[..., None] | None = None
         self.reseed: Callable[[], None] | None = None
         self.loaded: leave.Loaded | None = None
         self.layers: frozenset[str] = frozenset()
@@ -96,7 +97,24 @@ def be_guest(spec: dict[str, Any], settled: Settled) -> NoReturn:
     syscalls.close_from(_ERRORS)
     worker, loaded = settled.worker, settled.loaded
     assert worker is not None and loaded is not None
-    leave.run_and_leave(lambda: worker(FRAMES), loaded, _more_are_open)
+    passed = _receive_descriptor()
+    leave.run_and_leave(
+        lambda: worker(FRAMES, given=lambda sizes: sealed.read(passed, sizes)),
+        loaded,
+        _more_are_open,
+    )
+
+
+def _receive_descriptor() -> int:
+    """The descriptor that comes with the first byte from the host, or -1. The byte stays there."""
+    frames = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, FRAMES)
+    try:
+        flags = socket.MSG_PEEK | socket.MSG_CMSG_CLOEXEC
+        ancillary = frames.recvmsg(1, socket.CMSG_SPACE(4), flags)[1]
+    finally:
+        frames.detach()
+    fds = [fd for _, _, data in ancillary for (fd,) in struct.iter_unpack("i", data)]
+    return fds[0] if fds else -1
 
 
 def _more_are_open() -> bool:
