@@ -18,6 +18,7 @@ from .policy import DANGEROUS_MODULES, Modules, Policy, level_policy
 from .records import record, replace
 from .resolve import Resolved, resolve
 from .selection import Chosen, Selection, Verdict
+from .stores.run_log import run_log
 from .types import GuestError, Language, Request, Result, Status
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Engine:
         backends: Mapping[str, Backend] | None = None,
     ) -> None:
         self.settings = settings if settings is not None else load()
-        self.sinks = FanOut(sinks)
+        self.sinks = FanOut((run_log, *sinks))
         if self.settings.store_code != "never":
             from .stores.artifacts import Artifacts
 
@@ -166,11 +167,15 @@ class Engine:
         try:
             while True:
                 name = chosen.backend.name
-                self._emit(RunStarted(request=chosen.plan.request, backend=name), emit)
+                plan = chosen.plan
+                started = RunStarted(request=plan.request, backend=name, policy=plan.policy)
+                self._emit(started, emit)
                 try:
                     plan = chosen.plan if into is None else replace(chosen.plan, destination=into)
                     result = chosen.backend.run(plan, forward, cancel)
                 except SetupFailed as error:
+                    run = chosen.plan.request.id
+                    log.error(f"run {run}: {name} could not be set up: {log.printable(error)}")
                     chosen = self._selection.after(chosen, error)
                     continue
                 self._selection.worked(name)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Literal, Protocol
 
+from .policy import Policy
 from .records import record
 from .trusted_imports import calls_application
 from .types import Display, Request, Result
@@ -13,10 +14,11 @@ from .types import Display, Request, Result
 
 @record
 class RunStarted:
-    """A request was admitted and its backend chosen."""
+    """A request was admitted and its backend chosen, under `policy`."""
 
     request: Request
     backend: str
+    policy: Policy | None = None
 
 
 @record

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .errors import PolicyError
+from .explanation import number_text
 from .policy import Ceiling, Filesystem, Isolation, Policy, level_policy
 from .policy_fields import LIMITS, parse_filesystem, parse_modules, parse_network
 from .records import record, replace
@@ -90,7 +91,8 @@ def resolve(
         if most is not None and (wanted is None or wanted > most):
             limits = replace(limits, **{name: most})
             if name in policy.explicit:
-                warnings.append(f"{name} {wanted:g} lowered to the operator's ceiling {most:g}")
+                lowered = f"lowered to the operator's ceiling {number_text(name, most)}"
+                warnings.append(f"{name} {number_text(name, wanted)} {lowered}")
     floor = policy.min_isolation
     if not floor.at_least(ceiling.min_isolation):
         floor = ceiling.min_isolation

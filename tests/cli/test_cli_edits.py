@@ -182,8 +182,11 @@ def test_locations_elsewhere(client: str, platform: str, expected: str) -> None:
 def test_the_sandbox_switch_is_kept_in_the_users_file(cli: Process, tmp_path: Path) -> None:
     home = {"HOME": str(tmp_path)}
     path = tmp_path / ".config" / "belljar" / "belljar.toml"
+    before = cli("settings", "sandbox", **home)
+    assert before.stdout.startswith(b"Sandbox mode enabled.") and not path.exists()
     off = cli("settings", "sandbox", "disable", **home)
     assert off.returncode == 0, off.stderr
+    assert json.loads(cli("settings", "sandbox", "--json", **home).stdout)["enabled"] is False
     assert off.stdout.startswith(b"Sandbox mode disabled.") and b"are refused" in off.stdout
     assert tomllib.loads(path.read_text()) == {"sandbox": {"enabled": False}}
 
@@ -205,7 +208,7 @@ def test_the_sandbox_switch_is_kept_in_the_users_file(cli: Process, tmp_path: Pa
     assert over.returncode == 125 and b"env BELLJAR_SANDBOX_ENABLED says otherwise" in over.stderr
 
 
-@pytest.mark.parametrize("words", [("sandbox",), ("sandbox", "on"), ("surplus",)])
+@pytest.mark.parametrize("words", [("sandbox", "on"), ("sandbox", "enable", "x"), ("surplus",)])
 def test_other_words_after_settings_are_refused(cli: Process, words: tuple[str, ...]) -> None:
     done = cli("settings", *words)
     assert done.returncode == 125 and words[0].encode() in done.stderr

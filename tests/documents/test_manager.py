@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,22 @@ def test_a_command_runs_and_says_what_it_used(manager: SandboxManager) -> None:
 
 def test_a_command_runs_for_asyncio_too(manager: SandboxManager) -> None:
     assert asyncio.run(manager.aexecute("echo hi")).stdout == "hi\n"
+
+
+def test_cancelling_the_task_kills_the_command(manager: SandboxManager) -> None:
+    """The command would sleep for a minute; the cancelled task ends when it is gone."""
+
+    async def abandon() -> float:
+        running = asyncio.create_task(manager.aexecute("sleep 60"))
+        with pytest.raises(TimeoutError):  # the control arm: by itself it does not end
+            await asyncio.wait_for(asyncio.shield(running), 3)
+        began = time.monotonic()
+        running.cancel()
+        await asyncio.wait([running])
+        assert running.cancelled()
+        return time.monotonic() - began
+
+    assert asyncio.run(abandon()) < 30
 
 
 def test_the_limits_hold(manager: SandboxManager) -> None:

@@ -37,6 +37,7 @@ import time
 import weakref
 from types import MappingProxyType
 
+from .. import log
 from ..docker_api import Api, ApiError, connect
 from ..errors import BackendFailed, BackendUnavailable, BelljarError, RequestError
 from ..events import Emit
@@ -189,6 +190,7 @@ class DockerBackend(Layered):
             if container is None:
                 container = self._make(spec.shape, limits.timeout)
             cleanup.callback(self._give_back, container, pool if keep else None, warnings)
+            log.info(f"run {request.id} in container {container.id[:12]}")
             _refuse_other_python(spec, container)
             watch = AgentWatch(
                 container,

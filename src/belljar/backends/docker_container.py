@@ -10,6 +10,7 @@ import socket
 import time
 from typing import Any
 
+from .. import log
 from ..docker_api import Api, ApiError
 from ..errors import BackendFailed, BackendUnavailable
 from ..guest import agent, protocol
@@ -58,6 +59,9 @@ class Container:
             # The engine opens paths by name: what it has opened is compared with these.
             sources = _identities(shape, held) if facts.here else {}
             self.id = self._create(body, facts)
+            if log.informs():
+                image = f"{log.printable(shape.image, 200)} ({shape.image_id})"
+                log.info(f"container {self.id[:12]} created: image={image}")
             self._begin(body["User"], sources)
 
     def _begin(self, user: str, sources: dict[str, _Source]) -> None:
@@ -238,6 +242,7 @@ def remove(api: Api, id: str) -> None:
     for attempt in range(_REMOVE_TRIES):
         try:
             api.json("DELETE", f"/containers/{id}", {"force": "1", "v": "1"})
+            log.info(f"container {id[:12]} removed")
             return
         except ApiError as error:
             if error.status == 404:

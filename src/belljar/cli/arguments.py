@@ -67,3 +67,14 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     """The options that every command has."""
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     parser.add_argument("--config", metavar="FILE", help="read this file instead of ./belljar.toml")
+
+
+def add_log(parser: argparse.ArgumentParser, *, standard: str) -> None:
+    """The options of a server's log."""
+    log = parser.add_argument_group("its log: who asked, what ran under which limits, how it ended")
+    log.add_argument(
+        "--log", metavar="FILE", help=f"append to this file (default: {standard}); no programs"
+    )
+    log.add_argument(
+        "-q", "--quiet", action="store_true", help="only limits that were hit, and failures"
+    )

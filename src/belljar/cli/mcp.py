@@ -13,9 +13,9 @@ from .. import config
 from ..api import Runner
 from ..errors import ConfigError
 from ..policy_fields import LIMITS
-from ..servers import mcp
+from ..servers import logs, mcp
 from . import mcp_clients, request, terminal
-from .arguments import Parser, UsageError, add_common
+from .arguments import Parser, UsageError, add_common, add_log
 from .failures import print_json
 
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ def add_arguments(parser: Parser) -> None:
     web.add_argument("--http", action="store_true", help="listen on 127.0.0.1")
     web.add_argument("--port", type=int, metavar="N", help="default: 8766; 0: any free one")
     web.add_argument("--tokens", metavar="FILE", help="the file of `belljar token --tokens`")
+    add_log(parser, standard="stderr with --http, else none")
     added = parser.add_argument_group("adding it to a client")
     added.add_argument(
         "--install",
@@ -121,6 +122,8 @@ def run(args: argparse.Namespace) -> int:
             _refuse_nothing(runner, _names(args.languages))
         return mcp_clients.install(args)
     settings = _settings(args)
+    if args.http or args.log is not None:  # else a client that reads no stderr would stop the runs
+        logs.start(args.log, quiet=args.quiet)
     with contextlib.ExitStack() as stack:
         serve = _http(args, stack) if args.http else _stdio
         from ..capabilities import look

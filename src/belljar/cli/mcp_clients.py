@@ -32,7 +32,7 @@ CLIENTS = {
 }
 # Options of ours that say nothing about the server that the client is to start.
 _NOT_PASSED_ON = ("help", "install", "print", "json")
-_PATHS = ("config", "python")
+_PATHS = ("config", "log", "python")
 
 
 def install(args: argparse.Namespace) -> int:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
-import logging
-import sys
 from typing import Any
 
 from .. import config
 from ..config_keys import KEYS, from_text
 from ..engine import Engine
 from ..errors import ConfigError
-from ..servers import remote
+from ..servers import logs, remote
 from ..servers.auth import Tokens, default_path
 from ..servers.http.options import DEFAULT_HOST, DEFAULT_PORT, Options
 from ..units import seconds, size
-from .arguments import UsageError, add_common
+from .arguments import UsageError, add_common, add_log
 from .failures import print_json
 from .terminal import complain, say, show
 
@@ -116,7 +114,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     bounds.add_argument(
         "--keep-alive", default=standard.keep_alive, metavar="TIME", help="of silent streams (10s)"
     )
-    bounds.add_argument("-q", "--quiet", action="store_true", help="no line for each request")
+    add_log(parser, standard="stderr")
     add_common(parser)
 
 
@@ -140,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
     settings = remote.bounded(config.load(path=args.config, overrides=_overrides(args)))
     tokens = Tokens(args.tokens or default_path())
     tokens.all()  # a file that cannot be trusted is an error now, not with the first request
-    _log()
+    logs.start(args.log, quiet=args.quiet)
     with listening.listen(args.host, args.port) as listener, Engine(settings) as engine:
         made = tokens.create("made by belljar serve", only_first=True)
         asgi, runs = app.create_app(engine, tokens, options)
@@ -185,7 +183,6 @@ def _options(args: argparse.Namespace) -> Options:
         header_time=seconds("header-time", args.header_time),
         keep_alive=seconds("keep-alive", args.keep_alive),
         max_body=size("max-body", args.max_body),
-        access_log=not args.quiet,
     )
 
 
@@ -210,15 +207,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _log() -> None:
-    """Lines on stderr: no headers, no bodies, no query, so no token and no program."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    for name in ("belljar.http", "uvicorn.error"):
-        logger = logging.getLogger(name)
-        logger.addHandler(handler)
-        logger.propagate = False
-    logging.getLogger("belljar.http").setLevel(logging.INFO)
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)

@@ -41,13 +41,20 @@ examples:
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.usage = "belljar settings [options] [sandbox enable | sandbox disable]"
-    parser.add_argument("words", metavar="sandbox", nargs="*", help="sandbox enable, or disable")
+    parser.usage = "belljar settings [options] [sandbox [enable | disable]]"
+    parser.add_argument(
+        "words",
+        metavar="sandbox",
+        nargs="*",
+        help="the sandbox switch: show it, or sandbox enable, sandbox disable",
+    )
     add_common(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     if args.words:
+        if args.words == ["sandbox"]:
+            return _tell(args)
         if args.words not in (["sandbox", "enable"], ["sandbox", "disable"]):
             raise UsageError(
                 f"{' '.join(args.words)!r} is not a setting that can be changed here",
@@ -85,9 +92,7 @@ def _switch(args: argparse.Namespace, *, on: bool) -> int:
             f"{path} was not changed: {error}", fix=f"write {edits.toml_entry(table, values)!r}"
         ) from None
     kept = edits.replace_file(path, new) if new != old else None
-    with closing(running.open_engine(args)) as engine:
-        settings = engine.settings
-        told = _sandbox(engine) if settings.sandbox_enabled else {}
+    settings, told = _state(args)
     if settings.sandbox_enabled != on:
         raise UsageError(
             f"{path} says so now, but {settings.sources['sandbox.enabled']} says otherwise",
@@ -96,17 +101,39 @@ def _switch(args: argparse.Namespace, *, on: bool) -> int:
     if args.json:
         print_json({"enabled": on, "file": path, "backup": kept, "sandbox": told})
         return 0
-    lines = [f"Sandbox mode {'enabled' if on else 'disabled'}."]
-    lines += [f"  {name}: {value}" for name, value in told.items()]
-    if on:
-        lines += ["", "Commands of the Bash tool run in the sandbox."]
-    elif settings.sandbox_allow_direct:
-        lines += ["", "Commands of the Bash tool run directly on this host."]
-    else:
-        lines += ["", "Commands of the Bash tool are refused."]
+    lines = _described(settings, told)
     lines.append(f"Written to {path}" + (f"; before: {kept}" if kept else ""))
     show(visible("\n".join(lines)))
     return 0
+
+
+def _tell(args: argparse.Namespace) -> int:
+    """Show the switch as it is."""
+    settings, told = _state(args)
+    if args.json:
+        print_json({"enabled": settings.sandbox_enabled, "sandbox": told})
+        return 0
+    lines = _described(settings, told)
+    lines.append(f"Set by: {settings.sources.get('sandbox.enabled', 'default')}")
+    show(visible("\n".join(lines)))
+    return 0
+
+
+def _state(args: argparse.Namespace) -> tuple[config.Settings, dict[str, str]]:
+    with closing(running.open_engine(args)) as engine:
+        settings = engine.settings
+        return settings, _sandbox(engine) if settings.sandbox_enabled else {}
+
+
+def _described(settings: config.Settings, told: dict[str, str]) -> list[str]:
+    on = settings.sandbox_enabled
+    lines = [f"Sandbox mode {'enabled' if on else 'disabled'}."]
+    lines += [f"  {name}: {value}" for name, value in told.items()]
+    if on:
+        return [*lines, "", "Commands of the Bash tool run in the sandbox."]
+    if settings.sandbox_allow_direct:
+        return [*lines, "", "Commands of the Bash tool run directly on this host."]
+    return [*lines, "", "Commands of the Bash tool are refused."]
 
 
 def _sandbox(engine: Engine) -> dict[str, str]:

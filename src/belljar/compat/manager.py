@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import api
 from ..config import Settings, load
@@ -18,6 +18,10 @@ from ..errors import BelljarError, NotBuiltYet, RequestError
 from ..records import replace
 from ..types import Mount, Request, Result
 from . import _answers
+
+if TYPE_CHECKING:
+    from ..async_runs import Pool
+    from ..backends.base import Cancel
 
 TYPES = ("docker", "firejail", "nsjail")
 _OWN = ("/", "/tmp")  # what every sandbox has of its own, read-only and writable
@@ -130,6 +134,7 @@ class SandboxManager:
                 raise RequestError("profile", "is for the sandbox type firejail")
             settings = replace(settings, firejail_profile=self.config.profile)
         self._runner = api.create_runner(backend=self.config.type, settings=settings)
+        self._pool: Pool | None = None
 
     def is_enabled(self) -> bool:
         return self.config.enabled
@@ -146,10 +151,22 @@ class SandboxManager:
         `cwd` is a directory of the host's: it is shown, writable only inside `read_write`, and the
         command starts there.
         """
+        return self._run(command, cwd, timeout, None)
+
+    def _run(
+        self,
+        command: str,
+        cwd: str | os.PathLike[str] | None,
+        timeout: float | None,
+        cancel: Cancel | None,
+    ) -> SandboxResult:
         if not self.config.enabled:
             raise SandboxNotEnabled
         result = self._runner.engine.run(
-            self._request(command, cwd), wishes=self._wishes(timeout), backend=self.config.type
+            self._request(command, cwd),
+            wishes=self._wishes(timeout),
+            backend=self.config.type,
+            cancel=cancel,
         )
         return _answer(result)
 
@@ -160,13 +177,17 @@ class SandboxManager:
         cwd: str | os.PathLike[str] | None = None,
         timeout: float | None = None,
     ) -> SandboxResult:
-        """`execute` for asyncio."""
-        import asyncio
+        """`execute` for asyncio; cancelling the task kills the command."""
+        if self._pool is None:
+            from ..async_runs import Pool
 
-        return await asyncio.to_thread(self.execute, command, cwd=cwd, timeout=timeout)
+            self._pool = Pool(api.MAX_CONCURRENCY)
+        return await self._pool.run(lambda _, cancel: self._run(command, cwd, timeout, cancel), {})
 
     def close(self) -> None:
         self._runner.close()
+        if self._pool is not None:
+            self._pool.close()
 
     def _request(self, command: str, cwd: str | os.PathLike[str] | None) -> Request:
         config, mounts = self.config, list[Mount]()

@@ -7,7 +7,6 @@ Which runs get one is the setting `store_code`: `always`, `on_error` (all that d
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .. import log
 from ..events import Event, RunFailed, RunFinished
 from ..types import Request, Result, clean_text
+from . import program
 
 if TYPE_CHECKING:
     from ..config_keys import StoreCode
@@ -41,8 +41,7 @@ class Artifacts:
     def _store(self, request: Request, outcome: dict[str, Any]) -> None:
         import json
 
-        program = request.code if request.code is not None else " ".join(request.command)
-        digest = hashlib.sha256(program.encode("utf-8", "surrogatepass")).hexdigest()
+        digest = program.sha256(request)
         now = time.time()
         stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now)) + f".{int(now % 1 * 1e6):06d}Z"
         content = {

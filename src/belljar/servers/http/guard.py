@@ -19,7 +19,9 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...errors import BelljarError, ConfigError
+from ...log import printable
 from ..auth import Token, Tokens
+from . import notes
 from .options import Options
 from .problems import HttpError, failure
 from .runs import too_large
@@ -43,6 +45,7 @@ class Guard:
         if scope["type"] != "http":
             return
         began, status = time.monotonic(), 0
+        note = notes.begin(scope)
 
         async def noted(message: Message) -> None:
             nonlocal status
@@ -62,16 +65,16 @@ class Guard:
                 if status:
                     raise
                 await failure(_internal())(scope, receive, noted)
-        if self._options.access_log:
-            token: Token | None = scope.get(TOKEN)
-            logger.info(
-                "%s %s %d %.1f ms token=%s",
-                scope["method"],
-                _printable(scope["path"]),
-                status,
-                (time.monotonic() - began) * 1e3,
-                token.id if token is not None else "-",
-            )
+        token: Token | None = scope.get(TOKEN)
+        logger.info(
+            "%s %s %d %.1f ms token=%s%s",
+            scope["method"],
+            _printable(scope["path"]),
+            status,
+            (time.monotonic() - began) * 1e3,
+            token.id if token is not None else "-",
+            "".join(f" {name}={_printable(word)}" for name, word in note.items()),
+        )
 
     def _check(self, scope: Scope) -> None:
         headers: list[tuple[bytes, bytes]] = scope["headers"]
@@ -178,8 +181,8 @@ def _internal() -> HttpError:
     )
 
 
-def _printable(path: Any) -> str:
-    return ascii(str(path)[:200])[1:-1]
+def _printable(text: Any) -> str:
+    return printable(text, 200)
 
 
 def of_status(status: int) -> HttpError:

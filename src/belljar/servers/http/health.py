@@ -51,7 +51,7 @@ class Health:
         job = Job(request=request, level=None, backend=name, wishes={"timeout": _TIMEOUT})
         began = time.monotonic()
         try:
-            result = json.loads(await self._runs.start(job, None))
+            result = json.loads(await self._runs.start(job, None, {}))
         except BelljarError as error:
             logger.error("health: %s cannot run a program: %s", name, error)
             return {"ok": False, "problem": error.message}

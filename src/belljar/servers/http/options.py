@@ -26,4 +26,3 @@ class Options:
     max_headers: int = 64 << 10
     connections: int = 1000
     keep_alive: float = 10.0  # between comments in a stream without events
-    access_log: bool = True

@@ -24,8 +24,9 @@ from ...errors import BelljarError
 from ...events import Displayed, Emit, Event, Output, RunStarted
 from ...presentation import as_json
 from ..remote import Rights
-from . import wire
+from . import notes, wire
 from .admission import Admission
+from .notes import Note
 from .options import Options
 from .problems import HttpError, encoded, failure, problem, status_of
 
@@ -59,9 +60,11 @@ class Runs:
             if not await self._read(request, body):
                 return _GONE
             job = await self._parsed(bytes(body))
+            note = notes.of(request.scope)
+            note["run"] = job.request.id
             if _wants_stream(request.headers.get("accept", "")):
-                return _Stream(self, job)
-            return await self._result(job, request.receive)
+                return _Stream(self, job, note)
+            return await self._result(job, note, request.receive)
         finally:
             self._held -= len(body)
 
@@ -110,8 +113,8 @@ class Runs:
             return wire.parse(body, self._engine, self._rights)
         return await asyncio.to_thread(wire.parse, body, self._engine, self._rights)
 
-    async def _result(self, job: wire.Job, receive: Receive) -> Response:
-        work = self.start(job, None)
+    async def _result(self, job: wire.Job, note: Note, receive: Receive) -> Response:
+        work = self.start(job, None, note)
         gone = asyncio.create_task(disconnected(receive))
         try:
             await asyncio.wait(
@@ -120,6 +123,7 @@ class Runs:
             if work.done():
                 return self._ended(work, job)
             if gone.done():
+                note["client"] = "gone"
                 await self.end(work)
                 return _GONE
             return failure(_stuck())  # `finally` ends it; waiting for that may take for ever
@@ -143,9 +147,12 @@ class Runs:
         named = job.backend not in (None, "auto")
         return error, status_of(error, named_backend=named)
 
-    def start(self, job: wire.Job, emit: Emit | None) -> asyncio.Task[bytes]:
-        """A task whose result is the JSON of the run's result. Cancelling it kills the guest."""
-        work = asyncio.create_task(self._admitted(job, emit))
+    def start(self, job: wire.Job, emit: Emit | None, note: Note) -> asyncio.Task[bytes]:
+        """A task whose result is the JSON of the run's result. Cancelling it kills the guest.
+
+        How the run ended, and where it ran, is added to `note`.
+        """
+        work = asyncio.create_task(self._admitted(job, emit, note))
         self._works.add(work)
         work.add_done_callback(self._forget)
         return work
@@ -155,7 +162,7 @@ class Runs:
         if not work.cancelled():
             work.exception()  # retrieved, otherwise asyncio logs it as lost
 
-    async def _admitted(self, job: wire.Job, emit: Emit | None) -> bytes:
+    async def _admitted(self, job: wire.Job, emit: Emit | None, note: Note) -> bytes:
         def body(_callbacks: object, cancel: Cancel) -> bytes:
             result = self._engine.run(
                 job.request,
@@ -165,6 +172,7 @@ class Runs:
                 emit=emit,
                 cancel=cancel,
             )
+            note.update(status=result.status.value, backend=result.backend or "none")
             return encoded(as_json(result))
 
         async with self.admission.place():
@@ -198,10 +206,11 @@ class _Stream(Response):
     """Server-sent events: `started`, then `stdout`, `stderr` and `display` as they come, and last
     `result` or `error`. What is refused before a backend was chosen has its own status instead."""
 
-    def __init__(self, runs: Runs, job: wire.Job) -> None:
+    def __init__(self, runs: Runs, job: wire.Job, note: Note) -> None:
         self.background, self.body = None, b""
         self.status_code = 200
-        self._runs, self._job, self._keep_alive = runs, job, runs.options.keep_alive
+        self._runs, self._job, self._note = runs, job, note
+        self._keep_alive = runs.options.keep_alive
         self._decoders = {
             stream: codecs.getincrementaldecoder("utf-8")("replace")
             for stream in ("stdout", "stderr")
@@ -220,7 +229,7 @@ class _Stream(Response):
         def wake(_: object) -> None:
             events.put_nowait(None)
 
-        work = self._runs.start(self._job, emit)
+        work = self._runs.start(self._job, emit, self._note)
         work.add_done_callback(wake)
         gone = asyncio.create_task(disconnected(receive))
         gone.add_done_callback(wake)
@@ -232,6 +241,7 @@ class _Stream(Response):
                     await self._finish(work, started, pieces, scope, receive, send)
                     return
                 if gone.done():
+                    self._note["client"] = "gone"
                     await self._runs.end(work)
                     return
                 if not started:

@@ -36,7 +36,7 @@ def serve(
     started: Callable[[], None],
 ) -> None:
     """Answer until a signal comes; returns when no guest is left."""
-    options = Options(max_body=_MAX_BODY, access_log=False)
+    options = Options(max_body=_MAX_BODY)
     app = _application(server, tokens, options)
     listening.serve(app, _Work(calls), options, listener, started, lifespan="on")
 

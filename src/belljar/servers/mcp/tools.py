@@ -16,6 +16,7 @@ from ..._version import __version__
 from ...capabilities import Capabilities
 from ...errors import BelljarError
 from ...types import Result
+from ..http import notes
 from .calls import Calls
 from .content import Outcome, answer, compact, failure
 
@@ -205,10 +206,13 @@ class _Tools:
 
         request = ctx.request_context.request
         gone: asyncio.Event | None = None if request is None else request.scope.get(GONE)
+        note = {} if request is None else notes.of(request.scope)
         try:
             result = await self._calls.run(
                 code, language=language, stdin=stdin, timeout=timeout, report=report, gone=gone
             )
         except BelljarError as error:
+            note["refused"] = error.code
             return failure(str(error))
+        note.update(run=result.id, status=result.status.value, backend=result.backend or "none")
         return show(result)
