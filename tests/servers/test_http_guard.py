@@ -161,6 +161,46 @@ def test_a_slow_body_is_408(narrow: Server) -> None:
         assert b" 408 " in raw.read().partition(b"\r\n")[0]
 
 
+def test_empty_lines_do_not_keep_an_idle_connection(narrow: Server) -> None:
+    """No token is needed for this request, so none would be to hold every connection."""
+    with Raw(narrow) as raw:
+        raw.send("GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        raw.read_until(b"ok")
+        raw.send("\r\n")
+        assert raw.read() == b""
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/v1/backends", "/nothing"])
+def test_a_body_that_no_route_reads_ends_too(narrow: Server, path: str) -> None:
+    with Raw(narrow) as raw:
+        raw.send(raw.head(path=path, Transfer_Encoding="chunked") + "1\r\nx\r\n")
+        answer = raw.read()  # until the server closes the connection
+    assert answer.startswith(b"HTTP/1.1 40")
+
+
+BODY_IN_CHUNKS = "11\r\n" + '{"code": "6 * 7"}' + "\r\n0\r\n"
+
+
+@pytest.mark.parametrize("before", [BODY_IN_CHUNKS + "X: ", BODY_IN_CHUNKS, "1;"])
+def test_trailers_and_extensions_of_chunks_without_end_are_cut_off(
+    server: Server, before: str
+) -> None:
+    piece = ("x" * 9000 if before != BODY_IN_CHUNKS else f"X: {'x' * 90}\r\n" * 90).encode()
+    with Raw(server) as raw:
+        raw.send(raw.head(Transfer_Encoding="chunked") + before)
+        with pytest.raises(OSError):
+            for _ in range(10_000):  # 90 megabytes
+                raw.send(piece)
+
+
+def test_a_trailer_is_allowed_and_is_no_header(server: Server) -> None:
+    with Raw(server) as raw:
+        raw.send(raw.head(Transfer_Encoding="chunked", Connection="close"))
+        raw.send(BODY_IN_CHUNKS + "Accept: text/event-stream\r\nHost: evil.example\r\n\r\n")
+        answer = raw.read()
+    assert answer.startswith(b"HTTP/1.1 200") and b"application/json" in answer
+
+
 def test_a_large_head_is_431(narrow: Server) -> None:
     with Raw(narrow) as raw:
         raw.send("GET /healthz HTTP/1.1\r\nHost: localhost\r\n")

@@ -1,10 +1,12 @@
 """The process of the HTTP server: its socket, its connections, its signals.
 
 uvicorn parses and writes HTTP. What it does not bound is bounded here, for every connection: the
-time and the size of a request's headers, the time in which a client reads nothing of an answer, and
-the number of connections. A request that comes before the last one was answered (pipelining) is not
-read: uvicorn would stop reading, and then not see that the client has gone. The connection is
-closed after the first answer, and clients send the rest again, as RFC 9112 says they must.
+time and the size of a request's headers, the time of its body also where no route reads it, the
+size of what is neither header nor body (trailers, extensions of chunks), the time in which a client
+reads nothing of an answer, and the number of connections. A request that comes before the last one
+was answered (pipelining) is not read: uvicorn would stop reading, and then not see that the client
+has gone. The connection is closed after the first answer, and clients send the rest again, as
+RFC 9112 says they must.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from ...errors import ConfigError
 from .options import Options
 
 _STALLED_SECONDS = 60.0
+_BODY_GRACE_SECONDS = 2.0  # for a route's own answer that the body was too slow
 _REFUSED = (
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\n"
     b"content-type: application/problem+json\r\ncontent-length: %d\r\n\r\n%s"
@@ -58,11 +61,13 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._header_timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None  # for what the client owes: headers, a body
         self._stall_timer: asyncio.TimerHandle | None = None
         self._unsent = 0
         self._header_bytes = 0
         self._in_headers = True
+        self._complete = False
+        self._unframed = 0  # bytes since the last piece of a body
         self._surplus = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -71,12 +76,13 @@ class Connection(HttpToolsProtocol):
             transport.write(_REFUSED % (len(_TOO_MANY), _TOO_MANY))
             transport.close()
             return
-        self._expect_headers()
+        self._in_headers = True
+        self._allow(self.options.header_time)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._header_timer, self._stall_timer):
-            if timer is not None:
-                timer.cancel()
+        self._allow(None)
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
@@ -85,10 +91,17 @@ class Connection(HttpToolsProtocol):
             return
         if self._in_headers:
             self._header_bytes += len(data)
+        else:
+            self._unframed += len(data)
         super().data_received(data)
         if self._in_headers and self._header_bytes > self.options.max_headers:
             self.transport.write(_LARGE_HEADERS)
             self.transport.close()
+        elif self._unframed > self.options.max_headers + len(data):
+            self.transport.abort()
+        elif self._timer is None and self.cycle is not None and self.cycle.response_complete:
+            # uvicorn's own timer of an idle connection ends with any byte, such as an empty line.
+            self._allow(self.options.header_time)
 
     def on_message_begin(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
@@ -96,14 +109,15 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False
             return
         super().on_message_begin()
-        self._expect_headers()
+        self._in_headers, self._complete, self._unframed = True, False, 0
+        self._allow(self.options.header_time)
 
     def on_url(self, url: bytes) -> None:
         if not self._surplus:
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._surplus:
+        if self._in_headers and not self._surplus:  # else a trailer, which is no header
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -111,17 +125,28 @@ class Connection(HttpToolsProtocol):
             return
         self._in_headers = False
         self._header_bytes = 0
-        if self._header_timer is not None:
-            self._header_timer.cancel()
+        self._allow(self.options.body_time + _BODY_GRACE_SECONDS)
         super().on_headers_complete()
 
+    def on_chunk_header(self) -> None:
+        self._unframed = 0
+
     def on_body(self, body: bytes) -> None:
+        self._unframed = 0
         if not self._surplus:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if not self._surplus:
-            super().on_message_complete()
+        if self._surplus:
+            return
+        self._complete = True
+        self._allow(None)
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._complete and not self.transport.is_closing():
+            self._allow(self.options.header_time)  # for the rest of a body that was not needed
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -141,11 +166,13 @@ class Connection(HttpToolsProtocol):
         self._unsent = unsent
         self._stall_timer = self.loop.call_later(_STALLED_SECONDS, self._check_stalled)
 
-    def _expect_headers(self) -> None:
-        self._in_headers = True
-        if self._header_timer is not None:
-            self._header_timer.cancel()
-        self._header_timer = self.loop.call_later(self.options.header_time, self.transport.close)
+    def _allow(self, seconds: float | None) -> None:
+        """Close the connection after `seconds`, instead of any earlier time; None: do not."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if seconds is not None:
+            self._timer = self.loop.call_later(seconds, self.transport.close)
 
 
 class Server(uvicorn.Server):
