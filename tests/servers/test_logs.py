@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import stat
+import subprocess
 from pathlib import Path
 
-from http_server import Raw, lasting_program, marked, serving, until
+import pytest
+from http_server import COMMAND, Raw, environment, lasting_program, marked, serving, until
 from mcp_sessions import HttpServer, stdio_session
 
 SECRET = "hunter2"
@@ -70,3 +72,35 @@ def test_a_call_of_mcp_has_its_lines_over_http_and_in_a_file(tmp_path: Path) -> 
     assert f"INFO run {second['id']} started: language=python" in over_stdio.read_text()
     for log in (told, over_stdio.read_text()):
         assert SECRET not in log and token not in log
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--level", "strict"], "level strict): timeout 10 s, memory 256 MiB"),
+        (
+            ["--allow-network", "any", "--set", "ceiling.network=hosts"],
+            "network hosts, mounts none",
+        ),
+        (["--set", "defaults.min_isolation=vm"], "no Python program can run here now"),
+    ],
+)
+def test_a_server_says_at_its_start_what_programs_get(
+    tmp_path: Path, words: list[str], said: str
+) -> None:
+    with subprocess.Popen(
+        [*COMMAND, "serve", "--port", "0", *words],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment(tmp_path),
+    ) as process:  # fmt: skip
+        try:
+            assert process.stderr is not None
+            told = ""
+            while "callers may ask for at most: timeout 300 s" not in told:
+                line = process.stderr.readline()
+                assert line, told
+                told += line
+            assert said in told and "belljar serves http://127.0.0.1:" in told
+            process.terminate()
+            assert process.wait(60) == 0
+        finally:
+            process.kill()

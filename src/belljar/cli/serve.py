@@ -7,9 +7,11 @@ import ipaddress
 from typing import Any
 
 from .. import config
-from ..config_keys import KEYS, from_text
+from ..api import build_request
+from ..config_keys import KEYS, REACH, RIGHTS, from_text
 from ..engine import Engine
-from ..errors import ConfigError
+from ..errors import BelljarError, ConfigError
+from ..explanation import limit_text, network_text, number_text
 from ..servers import logs, remote
 from ..servers.auth import Tokens, default_path
 from ..servers.http.options import DEFAULT_HOST, DEFAULT_PORT, Options
@@ -36,6 +38,8 @@ examples:
 
 SIGTERM and Ctrl-C end the programs and then the server; a second one ends it at once.
 The API is described at /docs and /openapi.json."""
+
+_SHOWN = ("timeout", "memory", "cpus", "processes", "disk", "output")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -145,11 +149,15 @@ def run(args: argparse.Namespace) -> int:
         host, port = listener.getsockname()[:2]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
+        offered = [] if args.json else _offered(engine, options.rights)
+
         def started() -> None:
             if args.json:
                 print_json({"url": url, **({"token": made} if made else {})})
                 return
             say(f"belljar serves {url} (docs: {url}/docs); Ctrl-C ends it")
+            for line in offered:
+                say(f"  {line}")
             if made:
                 say("there was no token: this one was made, and is not shown again")
                 show(f"token: {made}")
@@ -198,6 +206,29 @@ def _overrides(args: argparse.Namespace) -> dict[str, Any]:
             )
         given[key] = from_text(key, text)
     return given
+
+
+def _offered(engine: Engine, rights: remote.Rights) -> list[str]:
+    """What a call gets that asks for nothing, and what it may ask for. Also asks the host about its
+    backends, which would otherwise hold up the first call."""
+    settings = engine.settings
+    ceiling = settings.ceiling
+    lines = []
+    try:
+        plan = engine.plan(build_request(code="", settings=settings))
+        limits = ", ".join(f"{name} {limit_text(plan.policy, name)}" for name in _SHOWN)
+        where = f"{plan.backend} (isolation {plan.isolation.value}, level {settings.level})"
+        lines.append(f"Python runs on {where}: {limits}, network {network_text(plan.policy)}")
+    except BelljarError as error:
+        complain(f"no Python program can run here now: {error.message}", error.fix, colour="yellow")
+    most = {name: getattr(ceiling, name) for name in _SHOWN}
+    limits = ", ".join(
+        f"{name} {number_text(name, value)}" for name, value in most.items() if value
+    )
+    network = min(ceiling.network, rights.network, key=REACH.index)
+    mounts = min(ceiling.mounts, rights.mounts, key=RIGHTS.index)
+    lines.append(f"callers may ask for at most: {limits}, network {network}, mounts {mounts}")
+    return lines
 
 
 def _is_loopback(host: str) -> bool:
