@@ -13,6 +13,8 @@ import httpx
 import pytest
 from http_server import COMMAND, Server, environment, serving
 
+from belljar.errors import ConfigError
+from belljar.servers.http.listening import listen
 from belljar.servers.http.wire import OFFERED
 
 
@@ -165,6 +167,12 @@ def test_a_port_that_is_taken_is_named(server: Server, tmp_path: Path) -> None:
     assert f"port {server.port}" in done.stderr
     assert "--port" in done.stderr
     assert done.stdout == ""
+
+
+def test_a_port_is_taken_before_its_server_is_ready() -> None:
+    """Two servers that start at the same time: one has the port, the other a sentence."""
+    with listen("127.0.0.1", 0) as first, pytest.raises(ConfigError, match="cannot listen"):
+        listen("127.0.0.1", first.getsockname()[1])
 
 
 def test_help_teaches_the_first_call() -> None:

@@ -28,6 +28,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from ...errors import ConfigError
 from .options import Options
 
+_BACKLOG = 2048
 _STALLED_SECONDS = 60.0
 _BODY_GRACE_SECONDS = 2.0  # for a route's own answer that the body was too slow
 _REFUSED = (
@@ -187,7 +188,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if not self.should_exit:
-            self._started()  # not before: until then connections are refused
+            self._started()  # not before: until then connections wait
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -215,7 +216,7 @@ class Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound socket, before anything is started; ConfigError if the address cannot be had."""
+    """A listening socket, before anything is started; ConfigError if the address cannot be had."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -225,6 +226,8 @@ def listen(host: str, port: int) -> socket.socket:
             if os.name != "nt":
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
+            # Now: two servers can bind the same address with SO_REUSEADDR while neither listens.
+            listener.listen(_BACKLOG)
         except BaseException:
             listener.close()
             raise
