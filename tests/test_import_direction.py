@@ -63,7 +63,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     # Backends sit below the engine and know nothing of the edges.
     "backends": (
         *CORE, "capture", "files", "docker_api", "events", "guest", "images.names",
-        "interpreter", "language_host", "languages", "lint", "lint_rules", "linux", "needs",
+        "interpreter", "language_host", "languages", "lint", "lint_rules", "linux", "log", "needs",
         "report", "trusted_imports", "wasm",
     ),
     "needs": ("lint", "records"),
@@ -96,7 +96,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "direct": (*CORE, "capture"),
     "tools": (*CORE, "api", "capabilities", "direct"),
     # Each server translates one protocol to the public calls.
-    "servers": (),
+    "servers": ("errors",),
     "servers.mcp": (
         *CORE, "_version", "api", "capabilities", "languages", "presentation", "servers.auth",
         "servers.http",
@@ -105,10 +105,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "servers.remote": (*CORE, "api", "config", "config_keys", "engine", "files"),
     "servers.http": (
         *CORE, "_version", "api", "async_runs", "backends", "doctor", "engine", "events", "guest",
-        "presentation", "servers.auth", "servers.remote", "stores",
+        "log", "presentation", "servers.auth", "servers.remote", "stores",
     ),
     # Sinks of an engine.
-    "stores": (*CORE, "config_keys", "events", "log"),
+    "stores": (*CORE, "config_keys", "events", "explanation", "log"),
     # The edges may use everything; nothing above uses them.
     "compat": ("*",),
     "cli": ("*",),

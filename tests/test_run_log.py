@@ -6,6 +6,7 @@ import hashlib
 import logging
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 
 import pytest
@@ -15,6 +16,7 @@ from belljar.api import Runner, build_request
 from belljar.config import Settings
 from belljar.engine import Engine
 from belljar.errors import BackendFailed, BelljarError
+from belljar.stores.kernel_log import KernelLog
 from belljar.testing import FakeBackend
 from belljar.testing.fake import succeed
 from belljar.types import Request, Result, Status
@@ -123,3 +125,32 @@ def test_a_container_is_told_of_at_its_creation_and_its_end(
     told = [text for _, text in lines(caplog, container)]
     assert any("created: image=" in text and "sha256:" in text for text in told)
     assert f"container {container} removed" in told
+
+
+def test_denials_of_the_kernels_log_are_repeated_with_the_runs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The kernel writes a line of its own for a process that its filter ends."""
+    kernel = KernelLog()
+    if not kernel.readable:
+        pytest.skip("this process may not read the kernel's log; as root it may")
+    ended = "import ctypes, os; ctypes.CDLL(None).prctl(22, 1, 0, 0, 0); os.getpid()"
+    child: list[int] = []
+
+    def respond(_: Request) -> Result:
+        process = subprocess.Popen([sys.executable, "-c", ended])
+        process.wait()
+        child.append(process.pid)
+        time.sleep(0.2)  # audit's own thread writes the line
+        return Result(status=Status.SUCCESS, exit_code=0)
+
+    with engine(respond) as running:
+        running.sinks.add(kernel)
+        request = build_request(code="1", settings=running.settings)
+        running.run(request)
+        told = [text for text in caplog.messages if f" pid={child[0]} " in text]
+    kernel.close()
+    if not told:
+        pytest.skip("this kernel writes no line for a process that seccomp ends")
+    assert told[0].startswith(f"kernel, during run {request.id}: audit: type=1326")
+    assert "\n" not in told[0]

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 
 from .policy import Policy
+from .policy_fields import number_text
 from .records import replace
 from .types import Limit, Request, Result, Status
-from .units import human_size
 
 _LIMITS: dict[Status, Limit] = {
     Status.TIMEOUT: "timeout",
@@ -28,7 +28,6 @@ _EXCEEDED = {
     "fds": ("open_files", "opened more files than"),
     "output": ("output", "printed more than"),
 }
-SIZES = ("memory", "disk", "output", "value", "displays")
 _NO_NETWORK = re.compile(
     r"name resolution|Non-recoverable error|[Nn]ame or service not known|Could not resolve host"
     r"|getaddrinfo|Network is unreachable|Address family not supported|ENETUNREACH|EAI_AGAIN"
@@ -54,15 +53,6 @@ def explained(result: Result, policy: Policy, request: Request) -> Result:
 def limit_text(policy: Policy, name: str) -> str:
     """A limit as people write it."""
     return number_text(name, getattr(policy.limits, name))
-
-
-def number_text(name: str, value: float) -> str:
-    """A value of the limit `name` as people write it."""
-    if name in SIZES:
-        return human_size(int(value))
-    if name == "timeout":
-        return f"{value:g} s"
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
 def network_text(policy: Policy) -> str:

@@ -40,6 +40,8 @@ LIMITS: Mapping[str, Callable[[str, object], Any]] = {
     "fuel": units.count,
 }
 
+SIZES = ("memory", "disk", "output", "value", "displays")  # of LIMITS, those in bytes
+
 
 def parse_network(given: object) -> Network:
     """ "off", "any", a list of hosts, a mapping, or a Network."""
@@ -207,3 +209,12 @@ def parse_mount(given: object) -> Mount:
     if dst in ("/", "."):
         raise PolicyError("mounts.dst", f"{given.dst!r} would hide everything else")
     return Mount(real, dst, given.mode, given.protect)
+
+
+def number_text(name: str, value: float) -> str:
+    """A value of the limit `name` as people write it."""
+    if name in SIZES:
+        return units.human_size(int(value))
+    if name == "timeout":
+        return f"{value:g} s"
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"

@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from .errors import PolicyError
-from .explanation import number_text
 from .policy import Ceiling, Filesystem, Isolation, Policy, level_policy
-from .policy_fields import LIMITS, parse_filesystem, parse_modules, parse_network
+from .policy_fields import LIMITS, number_text, parse_filesystem, parse_modules, parse_network
 from .records import record, replace
 from .types import Language, Mount
 

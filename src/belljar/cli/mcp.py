@@ -14,6 +14,7 @@ from ..api import Runner
 from ..errors import ConfigError
 from ..policy_fields import LIMITS
 from ..servers import logs, mcp
+from ..stores.kernel_log import KernelLog
 from . import mcp_clients, request, terminal
 from .arguments import Parser, UsageError, add_common, add_log
 from .failures import print_json
@@ -131,6 +132,8 @@ def run(args: argparse.Namespace) -> int:
         from ..servers.mcp.calls import Calls
 
         runner = stack.enter_context(Runner(settings=settings, **_options(args, settings)))
+        if args.http or args.log is not None:
+            runner.engine.sinks.add(KernelLog())
         allowed = _names(args.languages)
         calls = Calls(
             runner,

@@ -11,10 +11,12 @@ from ..api import build_request
 from ..config_keys import KEYS, REACH, RIGHTS, from_text
 from ..engine import Engine
 from ..errors import BelljarError, ConfigError
-from ..explanation import limit_text, network_text, number_text
+from ..explanation import limit_text, network_text
+from ..policy_fields import number_text
 from ..servers import logs, remote
 from ..servers.auth import Tokens, default_path
 from ..servers.http.options import DEFAULT_HOST, DEFAULT_PORT, Options
+from ..stores.kernel_log import KernelLog
 from ..units import seconds, size
 from .arguments import UsageError, add_common, add_log
 from .failures import print_json
@@ -144,6 +146,7 @@ def run(args: argparse.Namespace) -> int:
     tokens.all()  # a file that cannot be trusted is an error now, not with the first request
     logs.start(args.log, quiet=args.quiet)
     with listening.listen(args.host, args.port) as listener, Engine(settings) as engine:
+        engine.sinks.add(KernelLog())
         made = tokens.create("made by belljar serve", only_first=True)
         asgi, runs = app.create_app(engine, tokens, options)
         host, port = listener.getsockname()[:2]

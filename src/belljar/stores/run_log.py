@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from .. import log
 from ..events import Event, RunFailed, RunFinished, RunStarted
-from ..explanation import SIZES, network_text
+from ..explanation import network_text
 from ..policy import Policy
+from ..policy_fields import SIZES
 from ..records import plain
 from ..types import Request, Result, Status
 from ..units import exact_size
