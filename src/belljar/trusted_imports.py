@@ -41,10 +41,10 @@ DECODERS = ("array", "base64", "datetime", "decimal", "fractions", "pathlib", "u
 # What functions of Belljar import besides, loaded with them if the standard library itself, or
 # Belljar, lies where a run may write. `test_trusted_imports` keeps the list complete.
 LATE = (
-    "ast", "asyncio", "atexit", "codecs", "ctypes", "dataclasses", "difflib", "fcntl",
-    "hashlib", "html", "http.client", "importlib.machinery", "importlib.metadata", "importlib.util", "inspect", "io",
-    "json", "logging", "pwd", "re", "reprlib", "resource", "select", "shutil", "signal", "socket",
-    "subprocess", "tempfile", "tomllib", "traceback", "urllib.parse",
+    "ast", "asyncio", "atexit", "codecs", "ctypes", "dataclasses", "difflib", "fcntl", "hashlib",
+    "html", "http.client", "importlib.machinery", "importlib.metadata", "importlib.util",
+    "inspect", "io", "json", "logging", "mimetypes", "pwd", "re", "reprlib", "resource", "select",
+    "shutil", "signal", "socket", "subprocess", "tempfile", "tomllib", "traceback", "urllib.parse",
 )  # fmt: skip
 
 _IMPORT_SYSTEM = ("importlib", "_frozen_importlib")
