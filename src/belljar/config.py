@@ -74,6 +74,8 @@ class Settings:
     firejail_profile: str | None = None
     found: Mapping[str, Any] = field(default_factory=dict)
     found_backend: str | None = None
+    # Fields of a plan's report that must be enforced, also where the floor accepts best_effort.
+    demanded: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:

@@ -424,6 +424,19 @@ class Selection:
             plan = backend.compile(policy, request)
         except PolicyUnenforceable as error:
             raise self._of_a_value(error, backend, policy, request) or error from None
+        lacking = {}
+        for name in self._settings.demanded:
+            held = plan.enforcement.get(name)
+            if held is None or held.state != "enforced":
+                lacking[name] = "absent" if held is None else f"{held.state}: {held.by}"
+        if lacking:
+            why = "; ".join(f"{name} ({reason})" for name, reason in lacking.items())
+            raise PolicyUnenforceable(
+                f"backend {backend.name!r} cannot enforce what this server demands: {why}",
+                fields=tuple(lacking),
+                lacking=lacking,
+                fix="choose a stronger backend (`belljar backends`)",
+            )
         if plan.image and not self._settings.ceiling.allows_image(plan.image):
             raise PolicyUnenforceable(
                 f"image {plan.image!r} is not in the operator's ceiling.images",

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 from http_server import Server, serving
 
-from belljar.backends.base import Plan
+from belljar.backends.base import Plan, best_effort
 from belljar.config import Settings
 from belljar.engine import Engine
-from belljar.errors import BelljarError
+from belljar.errors import BelljarError, PolicyUnenforceable
 from belljar.policy import Ceiling, Isolation
 from belljar.servers.http import wire
 from belljar.servers.remote import NotAllowed, Rights, bounded
 from belljar.testing import FakeBackend
+from belljar.types import Status
 
 
 def plan(options: dict[str, Any], rights: Rights | None = None, **configured: Any) -> Plan:
@@ -201,3 +202,20 @@ def test_a_backend_off_this_host_must_be_configured() -> None:
         parse()
     assert parse(backend="far")
     assert parse(fallback_allow=("far",))
+
+
+def test_a_backend_that_leaves_the_hosts_files_open_is_refused_unless_allowed() -> None:
+    """As `subprocess` on a kernel without Landlock, where a plain run of the library is allowed."""
+    held = {"filesystem": best_effort("file permissions: what this user can read")}
+
+    def result(settings: Settings) -> Status:
+        fake = FakeBackend(isolation=Isolation.PROCESS, enforcement=held)
+        with Engine(settings, backends={"fake": fake}) as engine:
+            job = wire.parse(b'{"code": "1", "backend": "fake"}', engine, Rights())
+            return engine.run(job.request, wishes=job.wishes, backend=job.backend).status
+
+    with pytest.raises(PolicyUnenforceable) as refusal:
+        result(bounded(Settings()))
+    assert refusal.value.fields == ("filesystem",)
+    assert result(bounded(Settings(), Rights(host_files=True))) is Status.SUCCESS
+    assert result(Settings()) is Status.SUCCESS  # the control arm

@@ -80,6 +80,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="none",
         help="directories of this host; default: none",
     )
+    may.add_argument(
+        "--allow-host-files",
+        action="store_true",
+        help="run programs also where no backend hides this host's files from them",
+    )
     may.add_argument("--allow-images", action="store_true", help="container images of their choice")
     may.add_argument(
         "--set",
@@ -141,7 +146,8 @@ def run(args: argparse.Namespace) -> int:
             f"{args.host!r} can be reached from other machines",
             fix="add --expose if that is meant, with a proxy that speaks TLS in front",
         )
-    settings = remote.bounded(config.load(path=args.config, overrides=_overrides(args)))
+    configured = config.load(path=args.config, overrides=_overrides(args))
+    settings = remote.bounded(configured, options.rights)
     tokens = Tokens(args.tokens or default_path())
     tokens.all()  # a file that cannot be trusted is an error now, not with the first request
     logs.start(args.log, quiet=args.quiet)
@@ -182,7 +188,10 @@ def _options(args: argparse.Namespace) -> Options:
             raise UsageError(f"--{name} is a number of 1 to 10000")
     return Options(
         rights=remote.Rights(
-            network=args.allow_network, mounts=args.allow_mounts, images=args.allow_images
+            network=args.allow_network,
+            mounts=args.allow_mounts,
+            images=args.allow_images,
+            host_files=args.allow_host_files,
         ),
         allow_hosts=tuple(args.allow_host),
         allow_origins=tuple(args.allow_origin),

@@ -4,6 +4,7 @@ A caller of the library already has all rights of its process; a remote caller h
 operator gives it here, and they are never past the ceiling:
 
 - nothing that names a path of the host, an interpreter or an image, unless the operator allows it;
+- no backend that leaves the host's files open to programs, unless the operator allows it;
 - no network, unless the operator allows it;
 - no isolation below the floor of the configured level, and never the `inprocess` backend, which
   would give the caller the server's own process and its tokens;
@@ -54,9 +55,10 @@ class Rights:
     network: Literal["off", "hosts", "any"] = "off"
     mounts: Literal["none", "ro", "rw"] = "none"
     images: bool = False
+    host_files: bool = False  # those that the server's user can read, where no backend hides them
 
 
-def bounded(settings: Settings) -> Settings:
+def bounded(settings: Settings, rights: Rights | None = None) -> Settings:
     """The settings with a ceiling that a server can be run under."""
     ceiling = settings.ceiling
     changes: dict[str, Any] = {}
@@ -67,7 +69,8 @@ def bounded(settings: Settings) -> Settings:
     if not ceiling.min_isolation.at_least(Isolation.PROCESS):
         changes["min_isolation"] = Isolation.PROCESS
     filled: Ceiling = replace(ceiling, **changes)
-    return replace(settings, ceiling=filled)
+    open_files = rights is not None and rights.host_files
+    return replace(settings, ceiling=filled, demanded=() if open_files else ("filesystem",))
 
 
 def check(options: Mapping[str, Any], engine: Engine, rights: Rights) -> dict[str, Any]:

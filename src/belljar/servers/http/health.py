@@ -11,7 +11,7 @@ from typing import Any
 from ... import doctor
 from ...api import build_request
 from ...engine import Engine
-from ...errors import BelljarError
+from ...errors import BelljarError, PolicyUnenforceable
 from .runs import Runs
 from .wire import Job
 
@@ -41,17 +41,21 @@ class Health:
     async def _checked(self) -> dict[str, Any]:
         reports = await asyncio.to_thread(doctor.backend_reports, self._engine)
         usable = [report.name for report in reports if report.usable]
-        found = {name: await self._one(name) for name in usable}
+        asked = {name: await self._one(name) for name in usable}
+        found = {name: each for name, each in asked.items() if each is not None}
         failed = [name for name, each in found.items() if not each["ok"]]
         status = "failing" if len(failed) == len(found) else "degraded" if failed else "ok"
         return {"status": status, "backends": found}
 
-    async def _one(self, name: str) -> dict[str, Any]:
+    async def _one(self, name: str) -> dict[str, Any] | None:
+        """None: the backend cannot hold this server's policy, so no caller's program runs there."""
         request = build_request(code='print("OK")', fallback=False, settings=self._engine.settings)
         job = Job(request=request, level=None, backend=name, wishes={"timeout": _TIMEOUT})
         began = time.monotonic()
         try:
             result = json.loads(await self._runs.start(job, None, {}))
+        except PolicyUnenforceable:
+            return None
         except BelljarError as error:
             logger.error("health: %s cannot run a program: %s", name, error)
             return {"ok": False, "problem": error.message}
