@@ -18,7 +18,7 @@ from . import program
 
 # How ends are said: a limit that was hit is a warning, a program's own failure is not.
 _USUAL = (Status.SUCCESS, Status.ERROR, Status.REFUSED)
-_ENDED_BY_CALLER = ("aborted", "cancelled")
+_ENDED_BY_CALLER = ("aborted",)
 _MOST_TEXT = 300
 
 
