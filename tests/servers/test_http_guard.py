@@ -201,6 +201,16 @@ def test_a_trailer_is_allowed_and_is_no_header(server: Server) -> None:
     assert answer.startswith(b"HTTP/1.1 200") and b"application/json" in answer
 
 
+def test_a_request_to_upgrade_is_told_what_to_send_instead(server: Server) -> None:
+    """Java's HttpClient sends these headers unless it is told not to."""
+    upgrade = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAMA"}
+    with server.client() as client:
+        answer = client.post("/v1/run", json={"code": "6 * 7"}, headers=upgrade)
+        assert (answer.status_code, answer.json()["code"]) == (400, "upgrade_unsupported")
+        assert "HTTP_1_1" in answer.json()["fix"]
+        assert client.get("/v1/backends", headers=upgrade).status_code == 200
+
+
 def test_a_large_head_is_431(narrow: Server) -> None:
     with Raw(narrow) as raw:
         raw.send("GET /healthz HTTP/1.1\r\nHost: localhost\r\n")

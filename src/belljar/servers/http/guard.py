@@ -97,6 +97,15 @@ class Guard:
         scope[TOKEN] = self._authenticated(_all(headers, b"authorization"))
         if scope[TOKEN] is None and scope["path"] not in PUBLIC:
             raise _unauthenticated(bool(_all(headers, b"authorization")))
+        if _all(headers, b"upgrade") and _has_body(headers):
+            # The parser drops the body. Java's client asks for h2c with every request.
+            raise HttpError(
+                400,
+                "upgrade_unsupported",
+                "the server speaks HTTP/1.1 only, and cannot read the body of a request to upgrade",
+                fix="send no Upgrade header; in Java: HttpClient.newBuilder().version(HTTP_1_1)",
+                headers={"Connection": "close"},
+            )
         for length in _all(headers, b"content-length"):
             if not length.isdecimal() or int(length[:20]) > self._options.max_body:
                 raise too_large(self._options.max_body)
@@ -135,6 +144,13 @@ class Guard:
 
 def _all(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> list[str]:
     return [value.decode("latin-1").strip() for name, value in headers if name == wanted]
+
+
+def _has_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value.strip() != b"0")
+        for name, value in headers
+    )
 
 
 def _without_port(host: str) -> str | None:
