@@ -22,6 +22,7 @@ from belljar.config import Settings
 from belljar.engine import Engine
 from belljar.errors import LanguageUnknown, PolicyUnenforceable, RequestError
 from belljar.events import Event, Output
+from belljar.guest import charts
 from belljar.resolve import POLICY_KEYS, resolve
 from belljar.types import Mount, Request, Result, Status
 
@@ -229,7 +230,9 @@ def test_figures_of_one_program_are_not_shown_by_the_next(tmp_path: Path) -> Non
     }
     code = "import matplotlib; matplotlib.use('agg')\nimport matplotlib.pyplot as plt; "
     drawn = run(code + "plt.plot([1, 2]); None", **own)
-    assert [list(shown.data) for shown in drawn.displays] == [["text/plain", "image/png"]]
+    assert [list(shown.data) for shown in drawn.displays] == [
+        ["text/plain", "image/png", charts.MIME]
+    ]
     assert run(code + "None", **own).displays == ()
 
 

@@ -11,6 +11,8 @@ import pytest
 from mcp_sessions import HttpServer, Session, Sleeper, stdio_session
 from mcp_types import BlobResourceContents, EmbeddedResource, ImageContent, TextContent
 
+from belljar.guest import charts
+
 TOOLS = ["execute_code", "run_python_code", "run_command", "describe_environment"]
 
 
@@ -147,7 +149,7 @@ def test_a_picture_is_image_content(session: Session) -> None:
     pictures = [block for block in result.content if isinstance(block, ImageContent)]
     assert [picture.mime_type for picture in pictures] == ["image/png"]
     assert base64.b64decode(pictures[0].data).startswith(b"\x89PNG\r\n")
-    assert result.structured_content["displays"] == [["text/plain", "image/png"]]
+    assert result.structured_content["displays"] == [["text/plain", "image/png", charts.MIME]]
 
 
 def test_bytes_that_are_no_picture_are_not_sent_as_one(session: Session) -> None:

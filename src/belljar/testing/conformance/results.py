@@ -11,8 +11,9 @@ from .harness import Backed, Jar
 
 RESULT_KEYS = [
     "id", "status", "exit_code", "signal", "limit_hit", "explanation", "stdout", "stderr",
-    "truncated", "value", "error", "displays", "files", "usage", "timings", "enforcement", "kill",
-    "settled", "backend", "backend_reason", "fallback", "retried", "isolation", "warnings",
+    "truncated", "value", "error", "displays", "files", "changes", "usage", "timings",
+    "enforcement", "kill", "settled", "backend", "backend_reason", "fallback", "retried",
+    "isolation", "warnings",
 ]  # fmt: skip
 
 
