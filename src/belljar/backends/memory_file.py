@@ -11,6 +11,8 @@ from .pieces import Pieces
 
 def of(buffers: list[Any]) -> int:
     """A sealed file of all `buffers`; -1 where a pipe takes less time, or there can be none."""
+    if not buffers:  # most runs: without the import, which takes longer than the rest of this
+        return -1
     from ..linux import sealed  # which is not for other systems
 
     if sum(map(len, buffers)) < sealed.LEAST:
