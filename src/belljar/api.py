@@ -243,6 +243,10 @@ class Runner:
             **{key: given[key] for key in REQUEST_KEYS if given.get(key) is not None},
         )
 
+    def stats(self) -> dict[str, dict[str, int]]:
+        """What each backend keeps warm for this runner, as numbers: see `Engine.stats`."""
+        return self._engine.stats()
+
     def close(self) -> None:
         """End what the runner keeps warm; later calls are errors."""
         self._closed = True

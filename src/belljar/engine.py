@@ -259,6 +259,14 @@ class Engine:
             policy=chosen.plan.policy,
         )
 
+    def stats(self) -> dict[str, dict[str, int]]:
+        """What each backend that was used keeps warm: fork servers, their memory in bytes, parked
+        sandboxes and running programs. Backends that keep nothing are left out."""
+        with self._lock:
+            backends = {**self._loaded, **(self._given or {})}
+        found = {name: getattr(each, "stats", dict)() for name, each in backends.items()}
+        return {name: dict(numbers) for name, numbers in found.items() if numbers}
+
     def close(self) -> None:
         """End everything that backends keep warm."""
         with self._lock:

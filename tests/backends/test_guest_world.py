@@ -64,6 +64,18 @@ def test_a_program_sees_as_many_processors_as_its_limit(backend: str) -> None:
     assert result.value == [most, most], result.stderr
 
 
+@pytest.mark.parametrize("backend", ["jail", "landlock"])
+def test_what_a_runner_keeps_warm_can_be_seen(backend: str) -> None:
+    with belljar.create_runner(backend=backend) as runner:
+        assert runner.stats() == {}
+        assert runner.execute("1").success
+        before = runner.stats()[backend]
+        assert before["fork_servers"] == 1 and before["memory"] > 1 << 20
+        assert runner.execute("import asyncio").success  # another set of modules
+        assert runner.stats()[backend]["memory"] > before["memory"]
+    assert runner.stats().get(backend, before)["fork_servers"] <= 2
+
+
 @pytest.mark.parametrize("backend", ["bubblewrap", "firejail", "nsjail"])
 def test_a_launched_program_has_a_home_of_its_own_and_its_processors(backend: str) -> None:
     if not registry.load(backend).probe().available:

@@ -102,6 +102,18 @@ class Fleet:
             self._retired.remove(zygote)
             zygote.close()
 
+    def stats(self) -> dict[str, int]:
+        from ..linux.tree import resident
+
+        with self._lock:
+            zygotes = [*self._zygotes.values(), *self._retired]
+        return {
+            "fork_servers": len(zygotes),
+            "memory": sum(resident(zygote.process.pid) for zygote in zygotes),
+            "parked": sum(zygote.parked for zygote in zygotes),
+            "running": sum(zygote.busy for zygote in zygotes),
+        }
+
     def close(self) -> None:
         if os.getpid() != self.process:
             return  # a fork of the process that owns them

@@ -247,6 +247,9 @@ class JailBackend(HostLayered):
             },
         )
 
+    def stats(self) -> dict[str, int]:
+        return self._fleet.stats() if self._fleet is not None else {}
+
     def close(self) -> None:
         with _making:
             self._closed = True

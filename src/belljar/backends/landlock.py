@@ -213,6 +213,9 @@ class LandlockBackend(HostLayered):
         """Why it may not run the program to its end; `auto` then prefers another backend."""
         return landlock_plan.doubt(policy, request, self.facts, self._active(self.disabled))
 
+    def stats(self) -> dict[str, int]:
+        return self._fleet.stats() if self._fleet is not None else {}
+
     def close(self) -> None:
         self._closed = True
         if self._fleet is not None:

@@ -51,7 +51,7 @@ class Zygote:
             home = run_directory.fill(own, {}, (), user)
             if user is not None:
                 os.chown(home, *user)
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-I", "-B", "-c", boot],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -98,10 +98,10 @@ class Zygote:
         """End it; runs that are going on are not touched."""
         self._control.close()
         try:
-            self._process.wait(_START_SECONDS)
+            self.process.wait(_START_SECONDS)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self.process.kill()
+            self.process.wait()
 
 
 class ZygoteDied(SetupFailed):
@@ -146,6 +146,14 @@ class Fleet:
         with self._lock:
             for other in [each for each in self._zygotes if each != preload]:
                 self._zygotes.pop(other).close()
+
+    def stats(self) -> dict[str, int]:
+        from ..linux.tree import resident
+
+        with self._lock:
+            zygotes = list(self._zygotes.values())
+        memory = sum(resident(zygote.process.pid) for zygote in zygotes)
+        return {"fork_servers": len(zygotes), "memory": memory}
 
     def close(self) -> None:
         if os.getpid() != self.process:

@@ -173,6 +173,12 @@ class Zygote:
             if self._control.fileno() in ready or any(slot.is_dead(ready) for slot in slots):
                 raise ZygoteDied("the jail's zygote died", retryable=True)
 
+    @property
+    def parked(self) -> int:
+        """Jails that are ordered and not taken."""
+        with self._lock:
+            return sum(shelf.available for shelf in self._shelves.values())
+
     def replenish(self, shelf: Shelf, most: int) -> None:
         """Park as many as demand suggests; a shape that was used once may never be used again."""
         with self._lock:
