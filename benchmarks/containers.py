@@ -1,6 +1,6 @@
 """What a run in a container costs: `docker run`, a cold run of ours, and one from the pool.
 
-    python benchmarks/containers.py [--runs N] [--runtime runc]
+    python benchmarks/containers.py [--runs N] [--runtime runc] [--callers N]
 
 Needs an engine (DOCKER_HOST), its command line client and `belljar images build python`. The three
 are measured in turns, so that a noisy machine is noisy for all of them. `docker run` is given the
@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from belljar.backends.docker import DockerBackend
 from belljar.backends.gvisor import GvisorBackend
@@ -40,10 +41,20 @@ def timed(action: Callable[[], object]) -> float:
     return (time.perf_counter() - began) * 1000
 
 
+def rate(action: Callable[[], object], runs: int, callers: int) -> float:
+    """How many a second, of `runs` by `callers` threads that do not pause."""
+    began = time.perf_counter()
+    with ThreadPoolExecutor(callers) as threads:
+        for done in [threads.submit(action) for _ in range(runs)]:
+            done.result()
+    return runs / (time.perf_counter() - began)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--runtime", default="runc", help="of the engine; runsc is gVisor")
+    parser.add_argument("--callers", type=int, help="back to back: runs a second with so many")
     args = parser.parse_args()
     runs, runtime = args.runs, args.runtime
     kind = GvisorBackend if runtime == "runsc" else DockerBackend
@@ -56,6 +67,14 @@ def main() -> None:
 
     for _ in range(3):  # so that the pool is full
         ours(engines[1])
+    if args.callers:
+        for _ in range(3):
+            plain = rate(lambda: docker_run(runtime), runs, args.callers)
+            pooled = rate(lambda: ours(engines[1]), runs, args.callers)
+            print(f"docker run {plain:5.1f} runs/s, from the pool {pooled:5.1f} runs/s")
+        for engine in engines:
+            engine.close()
+        return
     taken: dict[str, list[float]] = {"docker run": [], "cold": [], "warm": []}
     for _ in range(runs):
         taken["docker run"].append(timed(lambda: docker_run(runtime)))

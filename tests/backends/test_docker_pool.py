@@ -14,9 +14,11 @@ from container_engines import TOGETHER
 from container_engines import Engine as ContainerEngine
 from test_docker import Bench, host_process
 
+from belljar.backends.base import Cancel
 from belljar.backends.docker_container import OWNER, Container
 from belljar.backends.docker_plan import Shape
 from belljar.errors import BackendFailed
+from belljar.events import Output
 from belljar.types import Status
 
 pytestmark = [pytest.mark.slow, TOGETHER]
@@ -52,6 +54,28 @@ def test_the_pool_follows_demand(bench: Bench) -> None:
     assert counts["cold"] == 2
     assert counts["taken"] == 3
     assert len(bench.containers()) == 2
+
+
+def test_the_next_container_is_started_while_the_run_still_lasts(bench: Bench) -> None:
+    for _ in range(3):
+        assert bench.run("1").success
+    before = settled(bench)
+    began, cancel = threading.Event(), Cancel()
+    with ThreadPoolExecutor(1) as threads, cancel:
+        run = threads.submit(
+            bench.run,
+            "print(1, flush=True)\nimport time\ntime.sleep(100)",
+            timeout=120,
+            cancel=cancel,
+            emit=lambda event: began.set() if isinstance(event, Output) else None,
+        )
+        assert began.wait(PATIENCE)
+        after = settled(bench)
+        assert not run.done()
+        cancel.set()
+        assert run.result(PATIENCE).status is Status.KILLED
+    assert after["taken"] == before["taken"] + 1
+    assert (after["started"], after["waiting"]) == (before["started"] + 1, 2)
 
 
 def test_no_container_runs_two_programs(bench: Bench) -> None:

@@ -2,9 +2,9 @@
 
 A container takes a quarter of a second to start and a fraction of a millisecond to use. The pool
 follows demand: the first run of a shape starts its own container and leaves nothing behind, so that
-a single run costs no more than it must; from the second on, replacements are started while nobody
-waits, up to `size` a shape. A container that waited for `idle` seconds is removed. Two threads do
-all that; they start with the first thing there is to do.
+a single run costs no more than it must; from the second on, the replacement of a container is
+started when that one is taken, up to `size` a shape. A container that waited for `idle` seconds is
+removed. Two threads do all that; they start with the first thing there is to do.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ class Pool:
                     found = shelf.waiting.pop()
                     if found.alive():
                         self._counts["taken"] += 1
+                        # Now and not when the run is over: the next run may come before that.
+                        self._wake()
                         return found
                     dead.append(found)
                 self._counts["cold"] += 1
