@@ -100,6 +100,14 @@ class Jar:
         if self.backend.isolation is Isolation.WASM:
             pytest.skip("rung wasm: there are no processes, threads and signals in there")
 
+    def needs_children(self) -> None:
+        """Skip where a program can have no process but its own: below Linux 6.12 on `landlock`."""
+        self.needs_processes()
+        plan = self.plan("import subprocess")
+        doubt = getattr(self.backend, "doubt", None)
+        if doubt is not None and (why := doubt(plan.policy, plan.request)):
+            pytest.skip(f"{self.backend.name} {why}")
+
     def needs_packages(self) -> None:
         if self.backend.isolation is Isolation.WASM:
             pytest.skip("rung wasm: there is only the standard library in there")

@@ -130,7 +130,7 @@ class Kills(Backed):
     def test_a_daemon_that_ignores_signals_and_holds_stdout_is_gone(
         self, jar: Jar, ending: str
     ) -> None:
-        jar.needs_processes()
+        jar.needs_children()
         if not os.path.isdir("/proc/self"):
             pytest.skip("this host has no /proc to look for survivors in")
         token = f"belljar-canary-{secrets.token_hex(8)}"
@@ -155,7 +155,7 @@ class Kills(Backed):
             pytest.skip("this host cannot see the guest's processes: their absence proves little")
 
     def test_a_tight_chain_of_forks_is_gone(self, jar: Jar, open_dir: Path) -> None:
-        jar.needs_processes()
+        jar.needs_children()
         mounts = (Mount(str(open_dir), "shown", "rw"),)
         jar.needs(mounts=mounts)
         result = jar.run(COMET, mounts=mounts)
@@ -202,14 +202,14 @@ class Kills(Backed):
         pytest.fail(f"descriptors, dead children, threads, always more: {seen}")
 
     def test_a_child_that_outlives_its_parent_does_not_hold_the_run_up(self, jar: Jar) -> None:
-        jar.needs_processes()
+        jar.needs_children()
         started = time.monotonic()
         result = jar.run("import subprocess; subprocess.Popen(['sleep', '60'])\nprint('done')")
         assert (result.status, result.stdout) == (Status.SUCCESS, "done\n")
         assert time.monotonic() - started < 30
 
     def test_a_stopped_child_is_gone_too(self, jar: Jar) -> None:
-        jar.needs_processes()
+        jar.needs_children()
         started = time.monotonic()
         result = jar.run("""
             import os, signal

@@ -97,7 +97,7 @@ class Limits(Backed):
 
     def test_many_processes_share_one_core(self, jar: Jar) -> None:
         jar.needs(cpus=1, timeout=2)
-        jar.needs_processes()
+        jar.needs_children()
         if (os.cpu_count() or 1) < 2:
             pytest.skip("this host has one core only")
         result = jar.run(
@@ -128,7 +128,7 @@ class Limits(Backed):
     def test_a_child_past_the_memory_makes_the_run_oom(self, jar: Jar) -> None:
         """Whether the kernel takes the child alone or the whole tree, and however the rest ends."""
         jar.needs(memory="128M")
-        jar.needs_processes()
+        jar.needs_children()
         result = jar.run(CHILD_PAST_MEMORY, memory="128M", min_isolation="process")
         assert result.status is Status.OOM, result
         fits = jar.run(CHILD_PAST_MEMORY.replace("while True", "while len(x) < 10"), memory="128M")
@@ -160,7 +160,7 @@ class Limits(Backed):
 
     def test_a_fork_loop_is_stopped_at_its_number(self, jar: Jar) -> None:
         jar.needs(processes=20)
-        jar.needs_processes()
+        jar.needs_children()
         result = jar.run(FORKS, processes=20, context={"wanted": 200})
         # Where no control group counts refused forks, and the tree cannot be counted either, the
         # program's own report confirms nothing.
@@ -174,7 +174,7 @@ class Limits(Backed):
 
     def test_a_program_may_live_with_a_refused_fork(self, jar: Jar) -> None:
         jar.needs(processes=20)
-        jar.needs_processes()
+        jar.needs_children()
         if jar.held("processes").state != "enforced":
             pytest.skip("processes are not enforced: past the number the whole run is ended")
         code = FORKS.replace("finally:", "except OSError:")
@@ -184,13 +184,13 @@ class Limits(Backed):
 
     def test_forks_within_the_number_are_left_alone(self, jar: Jar) -> None:
         jar.needs(processes=20)
-        jar.needs_processes()
+        jar.needs_children()
         result = jar.run(FORKS, processes=50, context={"wanted": 30})
         assert (result.status, result.stdout) == (Status.SUCCESS, "30\n")
 
     def test_the_host_can_still_fork_meanwhile(self, jar: Jar) -> None:
         jar.needs(processes=20)
-        jar.needs_processes()
+        jar.needs_children()
         first = jar.run(FORKS, processes=10, context={"wanted": 200})
         assert first.status is Status.LIMIT
         assert jar.run(FORKS, processes=10, context={"wanted": 5}).success

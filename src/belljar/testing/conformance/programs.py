@@ -106,7 +106,7 @@ class Programs(Backed):
         assert sorted(result.stdout.split()) == ["handler", "main", "thread"]
 
     def test_what_a_child_process_says_is_heard(self, jar: Jar) -> None:
-        jar.needs_processes()
+        jar.needs_children()
         result = jar.run("""
             import subprocess, sys
             child = [sys.executable, "-c", "import sys; print('child'); sys.exit(4)"]

@@ -157,7 +157,7 @@ class Projects(Backed):
             assert names >= {"rebase-merge", "gitdir"}
 
     def test_git_works_in_a_protected_project(self, jar: Jar, project: Path) -> None:
-        jar.needs_processes()
+        jar.needs_children()
         mounts = (Mount(str(project), "p", "rw"),)
         jar.needs(mounts=mounts)
         code = """
