@@ -93,6 +93,10 @@ def few_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 
 
+def little_address_space() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+
+
 def no_proc() -> None:
     syscalls.unshare(syscalls.CLONE_NEWNS)
     syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -46,6 +47,7 @@ def answers(peculiarity: str, backends: tuple[str, ...] = BACKENDS) -> dict[str,
         "umask_027",
         "library_signals",
         "few_files",
+        "little_address_space",
         pytest.param("masked_proc", marks=_ROOT),
         pytest.param("no_capabilities", marks=_ROOT),
     ],
@@ -96,3 +98,43 @@ def test_the_fix_is_for_what_is_missing() -> None:
     assert "covers parts of /proc" in (JailBackend(facts=covered).probe().fix or "")
     closed = replace(facts, userns=False, userns_problem="EPERM")
     assert "sysctl" in (JailBackend(facts=closed).probe().fix or "")
+
+
+_LATIN = """
+import json, sys
+from belljar.backends import registry
+from belljar.config import Settings
+from belljar.engine import Engine
+from belljar.types import Request
+assert sys.getfilesystemencoding() == "iso8859-1", sys.getfilesystemencoding()
+code = "open('ä.txt', 'w').write('x')\\nopen('ö.txt').read()"
+request = Request(code=code, files={"ö.txt": "in".encode()}, outputs=("ä.txt",))
+told = {}
+for name in sys.argv[1:]:
+    with Engine(Settings(), backends={name: registry.load(name)}) as engine:
+        result = engine.run(request, wishes={"modules": "any"})
+        files = {path: file.data.decode() for path, file in result.files.items()}
+        told[name] = [result.value, files]
+print(json.dumps(told))
+"""
+
+
+def test_names_of_files_are_the_guests_under_a_locale_that_is_not_utf_8(tmp_path: Path) -> None:
+    made = tmp_path / "en_US.ISO-8859-1"
+    words = ["localedef", "-i", "en_US", "-f", "ISO-8859-1", str(made)]
+    if not shutil.which("localedef") or subprocess.run(words, capture_output=True).returncode:
+        pytest.skip("no locale can be made here")
+    env = {
+        **os.environ,
+        "LOCPATH": str(tmp_path),
+        "LC_ALL": made.name,
+        "PYTHONUTF8": "0",
+        "PYTHONIOENCODING": "utf-8",
+    }
+    here = [name for name in BACKENDS if registry.load(name).probe().available]
+    program = tmp_path / "program.py"
+    program.write_text(_LATIN, encoding="utf-8")
+    child = [sys.executable, str(program), *here]
+    done = subprocess.run(child, capture_output=True, text=True, env=env, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {name: ["in", {"ä.txt": "x"}] for name in here}

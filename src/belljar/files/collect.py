@@ -18,7 +18,7 @@ from typing import Literal
 from ..types import Change, File
 from ..units import human_size
 from .copying import MAX_HASHED, NOTHING, Copy, Wanted, kind_of
-from .names import checked_name, matches
+from .names import checked_name, matches, name_in_guest, name_on_disk
 
 MAX_FILES = 1000
 MAX_BYTES = 64 << 20
@@ -40,7 +40,7 @@ Stamp = tuple[int, ...]  # time of modification, size, inode, time of change
 def write_inputs(workdir: str, files: Mapping[str, bytes]) -> None:
     """Write `files` below `workdir`, which nobody else can write to yet."""
     for name, data in files.items():
-        path = os.path.join(workdir, checked_name("files", name))
+        path = os.path.join(workdir, name_on_disk(checked_name("files", name)))
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "xb") as file:
             file.write(data)
@@ -73,7 +73,7 @@ class Collected:
             self.warnings.append(f"only the first {MAX_FILES} changed files are listed")
             self.complete = False
             return False
-        self._names -= len(os.fsencode(path))
+        self._names -= len(path.encode("utf-8", "surrogateescape"))
         if self._names < 0:
             size = f"{MAX_NAMES >> 20} MiB" if MAX_NAMES >> 20 else f"{MAX_NAMES} bytes"
             self.warnings.append(
@@ -328,7 +328,7 @@ class _Walk:
                     self._found.complete = False
                     return
                 name = entry.name
-                path = prefix + name
+                path = prefix + name_in_guest(name)
                 try:
                     info = os.stat(name, dir_fd=parent, follow_symlinks=False)
                 except FileNotFoundError:

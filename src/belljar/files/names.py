@@ -4,8 +4,25 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import sys
 
 from ..errors import RequestError
+
+# Guests speak UTF-8 whatever this process's locale is: a file's name is the same bytes for both.
+_FOREIGN = sys.getfilesystemencoding() != "utf-8"
+
+
+def name_on_disk(name: str) -> str:
+    """What to call a file here that a guest calls `name`. UnicodeEncodeError if none can be."""
+    if not _FOREIGN:
+        os.fsencode(name)
+        return name
+    return os.fsdecode(name.encode("utf-8", "surrogateescape"))
+
+
+def name_in_guest(name: str) -> str:
+    """What a guest calls a file that is called `name` here."""
+    return os.fsencode(name).decode("utf-8", "surrogateescape") if _FOREIGN else name
 
 
 def checked_name(where: str, name: object) -> str:
@@ -15,7 +32,7 @@ def checked_name(where: str, name: object) -> str:
     if "\0" in name:
         raise RequestError(where, "a file name contains a NUL byte")
     try:
-        os.fsencode(name)
+        name_on_disk(name)
     except UnicodeEncodeError:
         problem = f"{name!r} has characters that no file name can have"
         raise RequestError(where, problem) from None
