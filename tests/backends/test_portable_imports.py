@@ -77,6 +77,7 @@ from belljar.cli import main
 backend = registry.load("subprocess")
 told = {"failures": failures, "seen": seen, "backend": type(backend).__name__}
 told["available"] = backend.probe().available
+told["auto"] = {name: type(registry.load(name)).__module__ for name in registry.PREFERENCE}
 print(json.dumps(told))
 """
 # Linux's own half, the suites for testers, and the file whose import runs the program; the agent,
@@ -84,10 +85,12 @@ print(json.dumps(told))
 SKIPPED = (
     "belljar.linux", "belljar.testing", "belljar.__main__", "belljar.guest.agent",
     "belljar.wasm.inside", "belljar.wasm.calls", "belljar.wasm.javascript", "belljar.wasm.worker",
+    "belljar.wasm.plain_worker",
 )  # fmt: skip
 # Of the backends those that are for every platform; another one is imported only when it is named.
 NEUTRAL = tuple(
-    f"belljar.backends.{name}" for name in ("base", "inprocess", "portable", "registry", "verdict")
+    f"belljar.backends.{name}"
+    for name in ("base", "inprocess", "portable", "registry", "verdict", "wasm_orders")
 )
 
 
@@ -111,6 +114,11 @@ def test_the_package_imports_without_what_the_platform_lacks(platform: str) -> N
         told["seen"]  # type: ignore[call-overload]
     )
     assert told["backend"] == "PortableBackend"
+    expected = {"wasm": "belljar.backends.portable_wasm", "docker": "belljar.backends.docker"}
+    expected["subprocess"] = "belljar.backends.portable"
+    if platform == "win32":
+        del expected["docker"]
+    assert list(told["auto"].items()) == list(expected.items())  # type: ignore[attr-defined]
 
 
 def test_the_check_finds_a_module_that_needs_posix() -> None:

@@ -12,11 +12,11 @@ Theory of operation
   times a second, the job object's own. What nothing here holds is named in the report and in a
   warning, and refused if the request asked for it (`portable_plan.py`).
 
-What it does not protect against: reading and changing whatever this user may; the network, except
-for macOS's deprecated sandbox-exec; a fork bomb or a burst of memory between two looks; a daemon
-that leaves the tree unseen with a new environment; work handed to services that run already
-(launchd, cron, WSL, COM). If our own process is killed on POSIX, the program runs on until
-RLIMIT_CPU ends it.
+What it does not protect against: reading and changing whatever this user may, and the network,
+except for what macOS's deprecated sandbox-exec refuses; a fork bomb or a burst of memory between
+two looks; a daemon that leaves the tree unseen with a new environment; work handed to services that
+run already (launchd, cron, WSL, COM). If our own process is killed on POSIX, the program runs on
+until RLIMIT_CPU ends it.
 
 Tested on Linux by `tests/backends/test_portable.py`, with the network open. macOS's sandbox-exec
 and everything in `portable_windows.py` are untested.
@@ -53,7 +53,7 @@ from .verdict import Ending, says_disk
 _RUN_DIRECTORY = re.compile(r"belljar-(\d+)-\w+")
 _OPEN_NETWORK = (
     'pass network="any" to let the program have the network, or use a backend that closes it '
-    "(docker, wasm, or any on Linux)"
+    "(wasm; docker on macOS; any on Linux)"
 )
 
 
@@ -124,7 +124,7 @@ class PortableBackend(Layered):
             called = working_directory.program_file(request, spec.file or "", work)
             program = Pieces(run_pieces(request, called, budgets) if spec.worker else ())
             before = files.snapshot(work)
-            tree, streams = self._start(plan, work, tmp)
+            tree, streams = self._start(plan, root, work, tmp)
             watch = Watch(
                 run=request.id,
                 tree=tree,
@@ -236,7 +236,7 @@ class PortableBackend(Layered):
                     os.chown(os.path.join(directory, name), *self.user, follow_symlinks=False)
         return work, tmp
 
-    def _start(self, plan: Plan, work: str, tmp: str) -> tuple[Tree, Streams]:
+    def _start(self, plan: Plan, root: str, work: str, tmp: str) -> tuple[Tree, Streams]:
         """Start the first process. Its ends of the pipes are closed here, ours are the Watch's."""
         spec, request = plan.spec, plan.request
         with ExitStack() as theirs, ExitStack() as ours:
@@ -265,6 +265,7 @@ class PortableBackend(Layered):
                 frames, their_frames = (from_guest, to_guest), (their_input, their_output)
             launch = Launch(
                 argv=(
+                    *(spec.seatbelt.command(os.path.realpath(root)) if spec.seatbelt else ()),
                     *working_directory.command_line(spec.argv, request, spec.file, work),
                     *self._worker_argv(their_frames),
                 ),

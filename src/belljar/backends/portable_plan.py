@@ -23,12 +23,15 @@ from .base import absent, best_effort, enforced, kept_by_host
 LAYERS = ("rlimits", "watchdog", "descendants", "output_cap")
 
 SANDBOX_EXEC = "/usr/bin/sandbox-exec"
-# Seatbelt's language. Everything but the network stays as it is: this user's permissions.
-CLOSED_NETWORK = "(version 1)(allow default)(deny network*)"
+# What is looked up in Seatbelt profiles by a parameter each, because a path may hold any character.
+_RUN, _HOME = "RUN", "HOME"
+# Files outside of the run's own that programs write to in order to work at all.
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/tty", "/dev/dtracehelper")
 _POSIX_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MAC_PATH = f"/opt/homebrew/bin:{_POSIX_PATH}"
 _NAMES = {"darwin": "macOS", "win32": "Windows", "linux": "plain POSIX"}
 _UNTESTED = "untested"
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # Room for thread stacks and the like: the total is the watchdog's to hold.
 _DATA_SLACK = 256 << 20
 # RLIMIT_CPU is only there for a guest that outlives us, so it comes well after all other limits.
@@ -84,6 +87,40 @@ class Watched:
 
 
 @record
+class Seatbelt:
+    """What macOS's sandbox-exec is to hold: the network, and files outside of the run's own.
+
+    `readable` lies in the home directory and is shown, `writable` is also written to.
+    """
+
+    network: bool
+    home: str
+    readable: tuple[str, ...]
+    writable: tuple[str, ...]
+
+    def command(self, run: str) -> tuple[str, ...]:
+        """What goes before a command line. `run` is the run's directory, without links."""
+        paths = {_RUN: run, _HOME: self.home}
+        paths |= {f"READ{number}": path for number, path in enumerate(self.readable)}
+        paths |= {f"WRITE{number}": path for number, path in enumerate(self.writable)}
+        shown = "".join(f'(subpath (param "{name}"))' for name in paths if name != _HOME)
+        written = "".join(
+            f'(subpath (param "{name}"))' for name in paths if name == _RUN or name[0] == "W"
+        )
+        devices = "".join(f'(literal "{path}")' for path in _DEVICES)
+        # The last rule that matches counts.
+        profile = (
+            "(version 1)(allow default)"
+            + ("(deny network*)" if self.network else "")
+            + f"(deny file-write*)(allow file-write* {written}{devices})"
+            + f'(deny file-read-data (subpath (param "{_HOME}")))'
+            + f"(allow file-read-data {shown})"
+        )
+        given = [word for name, path in paths.items() for word in ("-D", f"{name}={path}")]
+        return (SANDBOX_EXEC, *given, "-p", profile)
+
+
+@record
 class Spec:
     """What a run is started with, apart from the paths that exist only while it lasts.
 
@@ -96,6 +133,7 @@ class Spec:
     worker: bool
     layers: tuple[str, ...]
     links: tuple[tuple[str, str], ...]
+    seatbelt: Seatbelt | None
     ulimits: tuple[tuple[str, int], ...]
     job: tuple[tuple[str, float], ...]
     watched: Watched
@@ -128,6 +166,7 @@ def enforcement(
     report |= kept_by_host(active)
     report["network"] = _network(policy, host)
     report["filesystem"] = _filesystem(policy, host, user)
+    warnings.append(_in_reach(host))
     report["mounts"] = _mounts(request, host)
     if policy.limits.fuel is not None:
         report["fuel"] = absent("a process has no fuel; the wasm backend counts it")
@@ -192,7 +231,24 @@ def _filesystem(policy: Policy, host: Host, user: tuple[int, int] | None) -> Enf
         return absent(f"nothing on {host.name} holds read-only and hidden paths for one process")
     if host.root and user is None:
         return absent("to root every file is open; set `user` or run unprivileged")
+    if host.sandbox_exec:
+        return best_effort(
+            "sandbox-exec: writes outside of the run's directory and mounts are refused, and so is"
+            f" the home directory ({_UNTESTED}); this user's permissions hold the rest"
+        )
     return best_effort("this user's file permissions only: what the user can read, the program can")
+
+
+def _in_reach(host: Host) -> str:
+    if host.sandbox_exec:
+        return (
+            "files are not isolated: outside of the home directory the program reads whatever this"
+            ' user can; backend="wasm" shows it only the files of the run'
+        )
+    return (
+        "files are not isolated: the program reads and changes whatever this user can;"
+        ' backend="wasm" shows it only the files of the run'
+    )
 
 
 def _mounts(request: Request, host: Host) -> Enforcement:
@@ -222,8 +278,6 @@ def shortcomings(host: Host, user: tuple[int, int] | None) -> Iterator[str]:
 def spec(policy: Policy, request: Request, host: Host, active: frozenset[str]) -> Spec:
     """The values for a run. Starts nothing; a missing command is CommandNotFound."""
     argv, file, worker = _program(request, host)
-    if policy.network.mode == "off" and host.sandbox_exec:
-        argv = (SANDBOX_EXEC, "-p", CLOSED_NETWORK, *argv)
     limits = policy.limits
     watchdog = "watchdog" in active
     counted = watchdog and not host.windows  # a job object holds these by itself
@@ -234,6 +288,7 @@ def spec(policy: Policy, request: Request, host: Host, active: frozenset[str]) -
         worker=worker,
         layers=tuple(name for name in LAYERS if name in active),
         links=tuple((m.dst, m.src) for m in request.mounts if not os.path.isabs(m.dst)),
+        seatbelt=_seatbelt(policy, request, argv[0]) if host.sandbox_exec else None,
         ulimits=_ulimits(policy, host) if "rlimits" in active and not host.windows else (),
         job=(
             ("memory", limits.memory),
@@ -249,6 +304,24 @@ def spec(policy: Policy, request: Request, host: Host, active: frozenset[str]) -
             cpu=cpu_seconds if counted and limits.cpus < host.cores else 0.0,
             disk=limits.disk if watchdog else 0,
         ),
+    )
+
+
+def _seatbelt(policy: Policy, request: Request, program: str) -> Seatbelt:
+    """The interpreter may be installed below the home directory, and so may Belljar be."""
+    files = policy.filesystem
+    home = os.path.realpath(os.path.expanduser("~"))
+    beside = os.path.dirname(program)
+    wanted = (sys.prefix, sys.base_prefix, beside, os.path.dirname(beside), _PACKAGE)
+    # Only what is really inside: to show a directory above it would show the home directory.
+    readable = {path for each in wanted if (path := os.path.realpath(each)).startswith(f"{home}/")}
+    written = {os.path.realpath(mount.src) for mount in request.mounts}
+    written |= {os.path.realpath(path) for path in files.read_write}
+    return Seatbelt(
+        network=policy.network.mode == "off",
+        home=home,
+        readable=tuple(sorted(readable)),
+        writable=tuple(sorted(written)),
     )
 
 

@@ -46,11 +46,12 @@ RUNGS = {
 }
 if sys.platform != "linux":
     BUILT_IN["subprocess"] = "belljar.backends.portable:PortableBackend"
-    for _name in (
-        "bubblewrap", "docker", "firejail", "gvisor", "jail", "landlock", "nsjail", "wasm",
-    ):  # fmt: skip
+    BUILT_IN["wasm"] = "belljar.backends.portable_wasm:PortableWasmBackend"
+    for _name in ("bubblewrap", "firejail", "gvisor", "jail", "landlock", "nsjail"):
         del BUILT_IN[_name]
-    PREFERENCE = ("subprocess",)
+    if sys.platform == "win32":  # Python has no unix sockets there, the only way to an engine
+        del BUILT_IN["docker"]
+    PREFERENCE = tuple(name for name in ("wasm", "docker", "subprocess") if name in BUILT_IN)
 GROUP = "belljar.backends"
 # In the documents, and not built yet. A package that brings one of them is used as any other.
 PLANNED = ("vm", "kubernetes", "e2b", "remote")

@@ -26,7 +26,6 @@ channels between runs on one machine.
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 import weakref
@@ -36,33 +35,27 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from .. import languages
-from ..errors import BackendFailed, BackendUnavailable, RequestError
+from ..errors import BackendFailed, BackendUnavailable
 from ..events import Emit
 from ..files import collect
-from ..files.names import checked_name
-from ..guest import protocol
 from ..linux import root
 from ..policy import Filesystem, Isolation, Policy
 from ..records import replace
-from ..report import Report, run_fields
-from ..types import Enforcement, GuestError, Request, Result
-from ..wasm import build, cache, engine
-from . import jail_plan, outcome, protect, wasm_plan, wasm_report, working_directory
+from ..types import Enforcement, Request, Result
+from ..wasm import build, cache
+from . import jail_plan, outcome, protect, wasm_orders, wasm_plan, wasm_report
 from .base import Availability, Cancel, Plan
 from .fleet import Fleet
 from .layered import HostLayered
 from .verdict import Ending
 from .wasm_plan import Spec
-from .wasm_pool import Pool, say, start
+from .wasm_pool import Pool, start
 from .wasm_workers import Ended, Worker
 
 if TYPE_CHECKING:
     from ..linux.probe import HostFacts
 
-_TRAP_CODE = 134  # as a shell would say of a process that was aborted
-_ABOUT_DISK = frozenset({errno.EIO, errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
 _FULL = 1 << 16  # bytes left: the engine writes in pieces of that size
-_SPARE = 1 << 20  # bytes of a disk for what the file system itself takes
 _MOST_KNOWN = 64
 _NOT_ASKED = object()
 _NO_FILES = Filesystem()
@@ -114,17 +107,10 @@ class WasmBackend(HostLayered):
         return self._availability
 
     def _find_out(self) -> Availability:
-        library = self.library
-        floor = ".".join(map(str, engine.FLOOR))
-        if library is None:
-            return _lacking("wasmtime is not installed", "pip install 'belljar[wasm]'")
-        if engine.parse_version(library.version) < engine.FLOOR:
-            return _lacking(
-                f"wasmtime {library.version} has known holes; {floor} is the oldest that is used",
-                "pip install --upgrade 'belljar[wasm]'",
-            )
-        if not build.description(build.PYTHON):
-            return _lacking("the Python guest has not been built", "belljar wasm build")
+        try:
+            library = wasm_orders.checked(self.library)
+        except BackendUnavailable as error:
+            return _lacking(error.message, error.fix)
         from .jail import JailBackend
 
         jail = JailBackend(facts=self._given_facts).probe()
@@ -148,7 +134,7 @@ class WasmBackend(HostLayered):
         library = self.library
         if library is None:
             raise BackendUnavailable("wasmtime is not installed", fix="pip install 'belljar[wasm]'")
-        language = wasm_plan.language_of(request)
+        language = wasm_orders.language_of(request)
         if request.mounts or policy.filesystem != _NO_FILES:
             report, spec = self._compile(policy, request, language, library)
         else:
@@ -202,8 +188,9 @@ class WasmBackend(HostLayered):
             found = collect.Collected()
             full = False
             if spec.files:
-                full = _explain_full_disk(report, worker.jail.work)
-                found = collect.changed_files(worker.jail.work, before, outcome.wanted(plan))
+                work = worker.jail.work
+                full = wasm_orders.explain_full_disk(report, lambda: _full(work))
+                found = collect.changed_files(work, before, outcome.wanted(plan))
             result = outcome.of(
                 plan,
                 replace(_ending(ended, worker), disk_full=full),
@@ -227,7 +214,8 @@ class WasmBackend(HostLayered):
             "collect": collected - over,
             "clean": time.monotonic() - collected,
         }
-        result = replace(result, timings=timings, **_engine_words(result, ended))
+        words = wasm_orders.engine_words(result, ended.report, ended.reason)
+        result = replace(result, timings=timings, **words)
         return replace(result, warnings=(*result.warnings, *left)) if left else result
 
     def close(self) -> None:
@@ -242,7 +230,7 @@ class WasmBackend(HostLayered):
         house = spec.house
 
         def prepare() -> cache.Compiled:
-            return cache.prepare(house.guest, fuel=house.fuel, installed=library, say=say)
+            return cache.prepare(house.guest, fuel=house.fuel, installed=library, say=cache.tell)
 
         # What makes jails is kept even by the tidy, but only one of it.
         if house.reusable and not (self.tidy and (house.fuel or house.language != "python")):
@@ -271,45 +259,14 @@ def _lacking(reason: str, fix: str | None) -> Availability:
 
 def _order(plan: Plan, spec: Spec) -> tuple[dict[str, Any], dict[str, collect.Stamp]]:
     """What the worker is told of the run, and the state of the work directory that it makes."""
-    request, limits = plan.request, plan.policy.limits
-    files = {checked_name("files", name): data for name, data in request.files.items()}
-    files[spec.file] = (request.code or "").encode("utf-8", "surrogatepass")
-    if sum(map(len, files.values())) > spec.disk:
-        raise RequestError(
-            "files", f"do not fit into a disk of {spec.disk} bytes", fix="raise `disk`"
-        )
-    env = {
-        "HOME": root.WORK,
-        "TMPDIR": "/tmp",
-        "LANG": "C.UTF-8",
-        "USER": "user",
-        **working_directory.environment(request, root.WORK),
-    }
-    called = working_directory.program_file(request, spec.file, root.WORK)
-    budgets = outcome.budgets_of(plan)
-    # The guest's one function takes text. Bytes go through a file on its disk, if they fit there;
-    # only Python reads it.
-    buffers: list[Any] | None = [] if spec.files else None
-    fields = run_fields(request, called, budgets, buffers)
-    sizes = [len(each) for each in buffers or ()]
-    if sizes and sum(sizes) + sum(map(len, files.values())) > spec.disk - _SPARE:
-        buffers, sizes = None, []
-        fields = run_fields(request, called, budgets)
-    run = protocol.dumps(fields).decode("utf-8")
-    start_in = working_directory.start_in(request, root.WORK)
-    about = protocol.dumps({"env": env, "directory": start_in, "sizes": sizes}).decode("utf-8")
+    files = wasm_orders.files_of(plan, spec.file, spec.disk)
+    epoch = "epoch" in spec.layers
+    room = wasm_orders.room_for_buffers(spec.disk, files) if spec.files else 0
+    order = wasm_orders.order(plan, spec.file, root.WORK, epoch=epoch, room=room)
     if not spec.files:
         files.clear()  # nobody could read them
     stamp = time.time_ns()
-    order = {
-        "request": f"{about[:-1]},{run[1:]}",
-        "stdin": request.stdin,
-        "files": [(name, data, stamp) for name, data in files.items()],
-        "buffers": b"".join(buffers or ()),
-        "seconds": limits.timeout,
-        "epoch": "epoch" in spec.layers,
-        "fuel": limits.fuel,
-    }
+    order["files"] = [(name, data, stamp) for name, data in files.items()]
     return order, {name: (stamp, len(data), 0) for name, data in files.items()}
 
 
@@ -322,38 +279,9 @@ def _ending(ended: Ended, worker: Worker) -> Ending:
             reason=ended.reason,
             oom_kills=group.oom_kills() if group is not None else 0,
         )
-    trap = ended.report["trap"]
-    reason = "timeout" if trap.endswith("wasm trap: interrupt") else ""
-    if "all fuel consumed" in trap:
-        reason = "fuel"
-    return Ending(wait_status=(ended.report["code"] & 0xFF) << 8, reason=reason)
+    return wasm_orders.ending_of(ended.report)
 
 
-def _explain_full_disk(report: Report, work: int) -> bool:
-    """Whether the disk is full, asked only if the program says so or ended for want of something
-    that WASI calls "input/output error"."""
-    if report.hint.errno not in _ABOUT_DISK:
-        return False
+def _full(work: int) -> bool:
     room = os.fstatvfs(work)
-    full = not room.f_favail or room.f_bavail * room.f_frsize < _FULL
-    if full and report.hint.errno == errno.EIO:
-        report.hint = replace(report.hint, errno=errno.ENOSPC)
-    return full
-
-
-def _engine_words(result: Result, ended: Ended) -> dict[str, Any]:
-    """What changes by fuel, and by what the engine said of a guest that it had to stop."""
-    if ended.report is None:
-        if ended.reason:
-            return {}
-        note = "the worker process itself ended: the guest may have met a fault of the engine"
-        return {"warnings": (*result.warnings, note)}
-    fuel, trap = ended.report["fuel"], ended.report["trap"]
-    changed: dict[str, Any] = {}
-    if fuel is not None:
-        changed["usage"] = replace(result.usage, fuel=fuel)
-    if trap and result.error is None and result.exit_code == _TRAP_CODE:
-        changed["error"] = GuestError(type="WasmTrap", message=trap)
-    elif "fuel" in trap:
-        changed["signal"] = None
-    return changed
+    return not room.f_favail or room.f_bavail * room.f_frsize < _FULL

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from .. import languages
-from ..errors import BackendUnavailable
 from ..linux import root
 from ..policy import Filesystem, Policy
 from ..records import positional_record, record, replace
 from ..types import Mount, Request
 from ..wasm import build
 from ..wasm.cache import Library, boot
-from . import jail_plan, protect
+from . import jail_plan, protect, wasm_orders
 
 if TYPE_CHECKING:
     from ..linux.probe import HostFacts
@@ -35,7 +34,6 @@ _WORKER_START = 0.5  # seconds of processor time
 PRIVATE = root.SHM  # a guest's /tmp, which no worker uses itself
 # Where the worker finds its own things in the jail.
 _CODE, _LIBRARY, _GUEST = "/.wasm/code", "/.wasm/lib", "/.wasm/guest"
-_VERSIONS = {"python": (3, 14)}  # what a versioned name such as python3.14 may ask for
 _WASM_DIRECTORY = os.path.dirname(os.path.abspath(build.__file__))
 
 
@@ -73,30 +71,6 @@ class Spec:
 def active_layers(facts: HostFacts, disabled: frozenset[str]) -> frozenset[str]:
     jail = jail_plan.active_layers(facts, disabled)
     return jail | (frozenset(ENGINE_LAYERS) - disabled)
-
-
-def language_of(request: Request) -> str:
-    """The guest that runs it; BackendUnavailable for what no guest here does."""
-    if request.command:
-        what = "commands"
-    elif request.python is not None:
-        what = "interpreters of your own choice"
-    else:
-        language = languages.of(request)
-        guest = build.GUESTS.get(language.family)
-        version = _VERSIONS.get(language.family, ())
-        asked = language.version
-        if guest and asked == version[: len(asked)] and _is_built(guest):
-            return language.family
-        what = f"{language.name} programs"
-    raise BackendUnavailable(
-        f"the wasm backend runs no {what}", fix="choose another backend, such as jail"
-    )
-
-
-@cache
-def _is_built(guest: str) -> bool:
-    return bool(build.description(guest))
 
 
 def jailed_policy(policy: Policy) -> Policy:
@@ -137,7 +111,7 @@ def spec(
     library: Library,
 ) -> Spec:
     """The values for the run. Starts nothing."""
-    language = language_of(request)
+    language = wasm_orders.language_of(request)
     limits = policy.limits
     # Then the worker's end depends on the run's time.
     counted = limits.cpus != int(limits.cpus) and "cgroup" not in active

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable
@@ -88,8 +87,3 @@ def start(fleet: Fleet, house: House, compiled: cache.Compiled) -> Worker:
         worker.end()
         raise
     return worker
-
-
-def say(text: str) -> None:
-    """What takes long is told: Python shows warnings of a logger that nobody has set up."""
-    logging.getLogger("belljar").warning("%s", text)

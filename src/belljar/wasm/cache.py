@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import os
 import platform
 import stat
@@ -28,6 +29,8 @@ _BOOT = (
     "import sys;p=type(sys)('belljar_wasm');p.__path__=[sys.argv[1]];sys.path.append(sys.argv[2]);"
     "sys.modules['belljar_wasm']=p;from belljar_wasm.{module} import main;{call}"
 )
+# Windows has access lists instead: a user's own directories are the user's only.
+_HAS_OWNERS = hasattr(os, "geteuid")
 Say = Callable[[str], None]
 
 
@@ -74,7 +77,7 @@ def directory() -> str:
 
     Not below a temporary directory: those are emptied, and shared.
     """
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    base = os.environ.get("XDG_CACHE_HOME") or _user_cache()
     path = os.path.join(os.path.abspath(base), "belljar", "wasm")
     try:
         os.makedirs(path, mode=0o700, exist_ok=True)
@@ -83,11 +86,19 @@ def directory() -> str:
         raise _unusable(path, str(error)) from error
     if not stat.S_ISDIR(found.st_mode):
         raise _unusable(path, "it is not a directory")
+    if not _HAS_OWNERS:
+        return path
     if found.st_uid != os.geteuid():
         raise _unusable(path, f"it belongs to uid {found.st_uid}")
     if stat.S_IMODE(found.st_mode) & 0o077:
         os.chmod(path, 0o700)
     return path
+
+
+def _user_cache() -> str:
+    if sys.platform == "win32":  # where other users' access lists do not reach
+        return os.environ.get("LOCALAPPDATA") or os.path.expanduser("~\\AppData\\Local")
+    return os.path.expanduser("~/.cache")
 
 
 def _unusable(path: str, why: str) -> BackendUnavailable:
@@ -125,20 +136,23 @@ def find(guest: str, *, fuel: bool, installed: Library) -> Compiled | None:
             noted = json.load(file)
     except (OSError, ValueError):
         return None
-    ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
-    if not ours or found.st_mode & 0o022 or found.st_size != noted["size"]:
+    if not stat.S_ISREG(found.st_mode) or found.st_size != noted["size"]:
+        return None
+    if _HAS_OWNERS and (found.st_uid != os.geteuid() or found.st_mode & 0o022):
         return None
     return _compiled(path, noted)
 
 
 def prepare(guest: str, *, fuel: bool, installed: Library, say: Say) -> Compiled:
     """The compiled form of `guest`, made now if need be; `say` hears of it when that takes time."""
-    import fcntl  # POSIX's own, and this module is imported everywhere
-
     found = find(guest, fuel=fuel, installed=installed)
     if found is not None:
         return found
     path = os.path.join(directory(), name(guest, fuel=fuel, installed=installed))
+    if sys.platform == "win32":  # without a lock: two that compile at once replace equal files
+        return _compile(guest, path, fuel, installed, say)
+    import fcntl  # POSIX's own, and this module is imported everywhere
+
     lock = os.open(path + ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         try:
@@ -165,7 +179,7 @@ def _compile(guest: str, path: str, fuel: bool, installed: Library, say: Say) ->
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            env={"LANG": "C.UTF-8"},
+            env={"LANG": "C.UTF-8", **_needed()},
         )  # fmt: skip
         if done.returncode != 0:
             raise BackendFailed(
@@ -185,6 +199,17 @@ def _compile(guest: str, path: str, fuel: bool, installed: Library, say: Say) ->
                 os.unlink(leftover)
     say(f"compiled in {time.monotonic() - began:.0f} s, into {path}")
     return _compiled(path, noted)
+
+
+def tell(text: str) -> None:
+    """A `Say` for runs. Python shows warnings of a logger that has not been set up."""
+    logging.getLogger("belljar").warning("%s", text)
+
+
+def _needed() -> dict[str, str]:
+    """Without it no program starts on Windows."""
+    name = "SYSTEMROOT"
+    return {name: os.environ[name]} if name in os.environ else {}
 
 
 def _compiled(path: str, noted: dict[str, Any]) -> Compiled:

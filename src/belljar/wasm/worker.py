@@ -54,6 +54,9 @@ _GUEST_KINDS = frozenset(range(0x81, 0x89))
 _BUFFER = 0x89
 # In a guest's own temporary directory: what crosses as bytes, a moment before or after.
 _BUFFER_FILE = ".belljar-buffer"
+# Not all of these are on every platform, where `plain_worker.py` runs.
+_NOT_FOLLOWED = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+_NOT_FOLLOWED |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _MAX_FRAME = (3 << 29) + (1 << 16)  # as guest/protocol.py, which is not at hand here
 _HEAD = 4
 _PIECE, _LARGE_PIECE = 1 << 16, 1 << 20
@@ -61,7 +64,6 @@ _NEVER = 1 << 40
 _TICK = 0.02
 _ANSWER_MILLISECONDS = 1  # in which our parent takes an answer
 _BUSY_MILLISECONDS = 10  # who is asked again within this time works under load
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Left(Exception):
@@ -112,17 +114,54 @@ class Clock:
                 idle = 0
 
 
+class Streams:
+    """What a guest is connected to, and what its memory is measured by, in a jail on Linux.
+
+    `plain_worker.py` has another one, for processes without a jail on every platform.
+    """
+
+    def __init__(self) -> None:
+        self._stdin = os.memfd_create("stdin")
+        self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        self._page = os.sysconf("SC_PAGE_SIZE")
+
+    def connect(self, wasi: wasmtime.WasiConfig) -> None:
+        wasi.inherit_stdout()
+        wasi.inherit_stderr()
+
+    def write(self, number: int, data: bytes) -> None:
+        """A JavaScript program's output; its other numbers are nobody's."""
+        if number in (1, 2):
+            _write_all(number, data)
+
+    def stdin(self, data: bytes) -> str:
+        """A file with the run's input, until `forget_stdin`."""
+        os.ftruncate(self._stdin, 0)
+        os.lseek(self._stdin, 0, os.SEEK_SET)
+        _write_all(self._stdin, data)
+        return f"/proc/self/fd/{self._stdin}"
+
+    def forget_stdin(self) -> None:
+        os.ftruncate(self._stdin, 0)
+
+    def resident(self) -> int:
+        """Memory never shrinks in WebAssembly: what is resident at the end was the most."""
+        return int(os.pread(self._statm, 100, 0).split()[1]) * self._page
+
+
 class PythonGuests:
     """Makes and runs instances of the Python component."""
 
     input_at_start = True  # it reads its input as a file, which an instance has from its beginning
 
-    def __init__(self, setup: dict[str, Any], made: wasmtime.Engine, send: Any) -> None:
+    def __init__(
+        self, setup: dict[str, Any], made: wasmtime.Engine, send: Any, streams: Streams
+    ) -> None:
         self._component = component.Component.deserialize_file(made, setup["guest"])
         self._linker = component.Linker(made)
         self._linker.add_wasip2()
         self._directory, self._preopens = setup["directory"], setup["preopens"]
-        self._stdin = os.memfd_create("stdin")
+        self._streams = streams
         self._code = 0
         with self._linker.root() as root:
             root.add_func("send", lambda store, kind, payload: send(kind, payload))
@@ -133,13 +172,9 @@ class PythonGuests:
 
     def wasi(self, stdin: bytes) -> wasmtime.WasiConfig:
         wasi = wasmtime.WasiConfig()
-        wasi.inherit_stdout()
-        wasi.inherit_stderr()
+        self._streams.connect(wasi)
         if stdin:
-            os.ftruncate(self._stdin, 0)
-            os.lseek(self._stdin, 0, os.SEEK_SET)
-            _write_all(self._stdin, stdin)
-            wasi.stdin_file = f"/proc/self/fd/{self._stdin}"
+            wasi.stdin_file = self._streams.stdin(stdin)
         for path, shown, mutable in self._preopens:
             wasi.preopen_dir(path, shown, mutable)
         return wasi
@@ -157,7 +192,7 @@ class PythonGuests:
             return self._code
         finally:
             if order["stdin"]:
-                os.ftruncate(self._stdin, 0)
+                self._streams.forget_stdin()
         return code
 
     def _leave(self, store: Any, code: int) -> None:
@@ -170,11 +205,13 @@ class JavaScriptGuests:
 
     input_at_start = False
 
-    def __init__(self, setup: dict[str, Any], made: wasmtime.Engine, send: Any) -> None:
+    def __init__(
+        self, setup: dict[str, Any], made: wasmtime.Engine, send: Any, streams: Streams
+    ) -> None:
         from . import calls, javascript
 
-        self._library = javascript
-        self._host = javascript.Host(_write_stream, send)
+        self._library, self._streams = javascript, streams
+        self._host = javascript.Host(streams.write, send)
         module = wasmtime.Module.deserialize_file(made, setup["guest"])
         self._before = self._host.link(made).instantiate_pre(module)
         self._signatures = calls.Signatures(module)
@@ -182,8 +219,7 @@ class JavaScriptGuests:
 
     def wasi(self, stdin: bytes) -> wasmtime.WasiConfig:
         wasi = wasmtime.WasiConfig()  # without directories: there is no way to ask for a file
-        wasi.inherit_stdout()
-        wasi.inherit_stderr()
+        self._streams.connect(wasi)
         return wasi
 
     def instantiate(self, store: wasmtime.Store) -> Any:
@@ -200,16 +236,15 @@ class JavaScriptGuests:
 class Worker:
     """Everything that is set up once."""
 
-    def __init__(self, setup: dict[str, Any], channel: socket.socket) -> None:
-        self._setup, self._channel = setup, channel
+    def __init__(self, setup: dict[str, Any], channel: Any, streams: Streams) -> None:
+        self._setup, self._channel, self._streams = setup, channel, streams
         private = [path for path, shown, _ in setup["preopens"] if shown == "/tmp"]
         self._buffer_file = os.path.join(*private, _BUFFER_FILE)
         self._fuel: bool = setup["fuel"]
         self._engine = engine.make(self._fuel)
         kind = JavaScriptGuests if setup["language"] == "javascript" else PythonGuests
-        self._guests = kind(setup, self._engine, self._send)
+        self._guests = kind(setup, self._engine, self._send, streams)
         self.clock = Clock(self._engine.increment_epoch)
-        self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self._park()
 
     def serve(self) -> NoReturn:
@@ -243,7 +278,7 @@ class Worker:
 
     def _park(self) -> None:
         """Make the next instance; what it takes from here on is its own."""
-        self._before = self._resident()
+        self._before = self._streams.resident()
         self._parked = self._instantiate(b"")
         self._untouched = True
 
@@ -276,7 +311,7 @@ class Worker:
             self.clock.start(order["seconds"])
         ending = self._call(store, guest, order)
         self.clock.stop()
-        used = max(0, self._resident() - self._before)
+        used = max(0, self._streams.resident() - self._before)
         left = store.get_fuel() if self._fuel else 0
         report = {
             **ending,
@@ -304,10 +339,6 @@ class Worker:
             words = str(error).strip().splitlines()
             return {"code": 134, "trap": words[-1].strip() if words else "unknown"}
 
-    def _resident(self) -> int:
-        """Memory never shrinks in WebAssembly: what is resident at the end was the most."""
-        return int(os.pread(self._statm, 100, 0).split()[1]) * _PAGE
-
     def _send(self, kind: int, payload: str) -> None:
         if kind == _BUFFER:
             self._send_buffer()
@@ -321,18 +352,18 @@ class Worker:
 
         What is no such file is not sent, and the host finds that a buffer is missing.
         """
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
-            fd = os.open(self._buffer_file, flags)
+            fd = os.open(self._buffer_file, os.O_RDONLY | _NOT_FOLLOWED)
         except OSError:
             return
         try:
             status = os.fstat(fd)
-            if stat.S_ISREG(status.st_mode) and status.st_size <= _MAX_FRAME:
-                self._send_file(fd, status.st_size)
-                os.unlink(self._buffer_file)
+            if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_FRAME:
+                return
+            self._send_file(fd, status.st_size)
         finally:
             os.close(fd)
+        os.unlink(self._buffer_file)  # closed before, as Windows wants it
 
     def _send_file(self, fd: int, size: int) -> None:
         try:
@@ -352,12 +383,6 @@ class Worker:
             os._exit(0)  # nobody listens any more
 
 
-def _write_stream(number: int, data: bytes) -> None:
-    """A JavaScript program's output; its other numbers are nobody's."""
-    if number in (1, 2):
-        _write_all(number, data)
-
-
 def _write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
@@ -367,15 +392,16 @@ def _write_all(fd: int, data: bytes) -> None:
 def _write(name: str, data: bytes, stamp: int) -> None:
     if "/" in name:
         os.makedirs(os.path.dirname(name), exist_ok=True)
-    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NOT_FOLLOWED, 0o600)
     try:
         _write_all(fd, data)
-        os.utime(fd, ns=(stamp, stamp))
+        if stamp:
+            os.utime(fd, ns=(stamp, stamp))
     finally:
         os.close(fd)
 
 
-def _receive(channel: socket.socket) -> dict[str, Any] | None:
+def _receive(channel: Any) -> dict[str, Any] | None:
     """The parent's next message, of the same interpreter's marshal; None when it has gone.
 
     It sends the next one only when we have answered: what arrives belongs to this one.
@@ -398,7 +424,7 @@ def main() -> None:
         return
     if setup["directory"]:
         os.chdir(setup["directory"])
-    worker = Worker(setup, channel)
+    worker = Worker(setup, channel, Streams())
     threading.stack_size(engine.THREAD_STACK)
     threading.Thread(target=_serve, args=(worker,), daemon=True).start()
     worker.clock.run()
