@@ -81,6 +81,15 @@ def test_streams_values_input_and_files_cross_the_pipes(jar: Jar) -> None:
     assert result.files["new.txt"].data == b"xxx"
 
 
+def test_binary_data_crosses_between_the_guests_output(jar: Jar) -> None:
+    data = bytes(range(256)) * 8000
+    code = "print('before', flush=True)\ndata[::-1]"
+    result = jar.run(code, context={"data": data}, outputs=("*",))
+    assert (result.value, result.stdout) == (data[::-1], "before\n")
+    assert not result.warnings
+    assert not result.files
+
+
 def test_javascript_and_fuel_work_too(jar: Jar) -> None:
     assert jar.run("console.log('hey')", language="javascript").stdout == "hey\n"
     assert (jar.run("1 + 1", fuel=10**9).usage.fuel or 0) > 0
