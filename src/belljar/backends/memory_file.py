@@ -19,7 +19,7 @@ def of(buffers: list[Any]) -> int:
         return -1
     try:
         return sealed.write([memoryview(data).cast("B") for data in buffers])
-    except OSError:
+    except (OSError, AttributeError):  # a Python of an old C library lacks these functions
         return -1
 
 

@@ -68,6 +68,7 @@ class Worker:
         self.healthy = False
         self._cpu = 0.0
         self._buffer = bytearray()
+        self._passing = 0  # bytes of a guest's frame that are still to come
         self._max_frame = _MAX_OWN
         self._poll = select.poll()
         os.close(jail.stdin)
@@ -114,13 +115,16 @@ class Worker:
                     words = " ".join(text for each in said.values() if (text := each.text()))
                     raise SetupFailed(f"the wasm worker died at its start: {words.strip()}")
                 else:
-                    self._read_frames(self._take_ready)
+                    self._read_frames(self._take_ready, self._too_early)
 
     def _take_ready(self, kind: int, payload: bytes) -> None:
         if kind != READY:
             raise SetupFailed(f"the wasm worker said {kind:#x} before it was ready")
         self._cpu = marshal.loads(payload)["cpu"]
         self.healthy = True
+
+    def _too_early(self, data: bytes) -> None:
+        raise SetupFailed("a guest of the wasm worker said something before there was one")
 
     def alive(self) -> bool:
         return self.healthy and self.jail.alive()
@@ -191,26 +195,43 @@ class Worker:
         if sent < len(data):
             self.jail.frames.sendall(memoryview(data)[sent:])
 
-    def _read_frames(self, take: Callable[[int, bytes], None]) -> bool:
-        """Hand every whole frame that has come to `take`; False at the end of the stream."""
+    def _read_frames(
+        self, take: Callable[[int, bytes], None], pass_on: Callable[[bytes], None]
+    ) -> bool:
+        """Hand the worker's own frames to `take`, and the guest's, in pieces, to `pass_on`, which
+        puts them together. False at the end of the stream."""
         try:
             piece = os.read(self.jail.frames.fileno(), _PIECE)
         except BlockingIOError:
             return True
         except ConnectionResetError:
             return False
-        self._buffer += piece
+        data = bytes(self._buffer) + piece
+        self._buffer.clear()
         start = 0
-        while len(self._buffer) - start >= _HEADER:
-            size = int.from_bytes(self._buffer[start + 1 : start + _HEADER], "big")
+        while start < len(data):
+            if self._passing:
+                part = data[start : start + self._passing]
+                pass_on(part)
+                self._passing -= len(part)
+                start += len(part)
+                continue
+            payload = start + _HEADER
+            size = int.from_bytes(data[start + 1 : payload], "big")
+            own = data[start] in (DONE, READY)
+            if len(data) < payload + (size if own else 0):
+                if size > _MAX_OWN and len(data) >= payload:
+                    raise BackendFailed("the wasm worker broke its protocol")
+                break
             if size > self._max_frame:
                 raise BackendFailed("the wasm worker broke its protocol")
-            end = start + _HEADER + size
-            if len(self._buffer) < end:
-                break
-            take(self._buffer[start], bytes(self._buffer[start + _HEADER : end]))
-            start = end
-        del self._buffer[:start]
+            if own:
+                take(data[start], data[payload : payload + size])
+                start = payload + size
+            else:
+                pass_on(data[start:payload])
+                start, self._passing = payload, size
+        self._buffer += data[start:]
         return bool(piece)
 
 
@@ -271,7 +292,9 @@ class _Following:
             self._kill("cancelled")
         elif fd == worker.jail.run.fileno():
             self._worker_ended()
-        elif fd == worker.jail.frames.fileno() and not worker._read_frames(self._take):
+        elif fd == worker.jail.frames.fileno() and not worker._read_frames(
+            self._take, self._report.feed
+        ):
             worker._poll.unregister(fd)  # its end is told on the other socket
 
     def _read(self, fd: int) -> bool:
@@ -292,8 +315,6 @@ class _Following:
         if kind == DONE:
             self._done = marshal.loads(payload)
             self._over = time.monotonic()
-        else:
-            self._report.feed(bytes((kind,)) + len(payload).to_bytes(4, "big") + payload)
 
     def _out_of_time(self) -> None:
         if self._killed:
@@ -317,7 +338,7 @@ class _Following:
             with contextlib.suppress(KeyError):
                 self._worker._poll.unregister(self._worker.jail.run.fileno())
             # What it had said before is still to be read.
-            while self._worker._read_frames(self._take):
+            while self._worker._read_frames(self._take, self._report.feed):
                 if not self._more():
                     break
             self._over = self._over or time.monotonic()
