@@ -264,7 +264,9 @@ class Engine:
         sandboxes and running programs. Backends that keep nothing are left out."""
         with self._lock:
             backends = {**self._loaded, **(self._given or {})}
-        found = {name: getattr(each, "stats", dict)() for name, each in backends.items()}
+        found: dict[str, Mapping[str, int]] = {
+            name: getattr(each, "stats", dict)() for name, each in backends.items()
+        }
         return {name: dict(numbers) for name, numbers in found.items() if numbers}
 
     def close(self) -> None:
