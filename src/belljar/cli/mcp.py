@@ -123,8 +123,10 @@ def run(args: argparse.Namespace) -> int:
             _refuse_nothing(runner, _names(args.languages))
         return mcp_clients.install(args)
     settings = _settings(args)
-    if args.http or args.log is not None:  # else a client that reads no stderr would stop the runs
+    if args.http or args.log is not None:
         logs.start(args.log, quiet=args.quiet)
+    else:  # a client that reads no stderr would stop the runs
+        logs.start(only_failures_of_ours=True)
     with contextlib.ExitStack() as stack:
         serve = _http(args, stack) if args.http else _stdio
         from ..capabilities import look

@@ -14,14 +14,20 @@ from ..errors import ConfigError
 _FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
-def start(path: str | None = None, *, quiet: bool = False) -> None:
-    """Write to the file `path`, else to stderr; `quiet` leaves out the lines of what went well."""
+def start(
+    path: str | None = None, *, quiet: bool = False, only_failures_of_ours: bool = False
+) -> None:
+    """Write to the file `path`, else to stderr; `quiet` leaves out the lines of what went well.
+
+    `only_failures_of_ours` leaves out programs that failed, too.
+    """
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     if path is not None:
         handler = _File(path)
     handler.setFormatter(logging.Formatter(_FORMAT))
+    level = logging.WARNING if quiet else logging.INFO
     for name, level in (
-        ("belljar", logging.WARNING if quiet else logging.INFO),
+        ("belljar", logging.ERROR if only_failures_of_ours else level),
         ("uvicorn.error", logging.WARNING),
     ):
         logger = logging.getLogger(name)
