@@ -25,9 +25,9 @@ def start(
     if path is not None:
         handler = _File(path)
     handler.setFormatter(logging.Formatter(_FORMAT))
-    level = logging.WARNING if quiet else logging.INFO
+    ours = logging.WARNING if quiet else logging.INFO
     for name, level in (
-        ("belljar", logging.ERROR if only_failures_of_ours else level),
+        ("belljar", logging.ERROR if only_failures_of_ours else ours),
         ("uvicorn.error", logging.WARNING),
     ):
         logger = logging.getLogger(name)
