@@ -215,8 +215,8 @@ def test_a_zygote_that_was_killed_is_replaced() -> None:
         fleet = jar.backend._fleet
         assert fleet is not None
         (zygote,) = fleet._zygotes.values()
-        zygote._process.kill()
-        zygote._process.wait()
+        zygote.process.kill()
+        zygote.process.wait()
         assert jar.run("2").value == 2
     finally:
         jar.engine.close()
@@ -234,7 +234,7 @@ def test_closing_leaves_no_process() -> None:
     jar.run("1")
     fleet = jar.backend._fleet
     assert fleet is not None
-    pids = [zygote._process.pid for zygote in fleet._zygotes.values()]
+    pids = [zygote.process.pid for zygote in fleet._zygotes.values()]
     assert all(os.path.exists(f"/proc/{pid}") for pid in pids)
     jar.engine.close()
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
