@@ -76,6 +76,30 @@ def test_what_a_runner_keeps_warm_can_be_seen(backend: str) -> None:
     assert runner.stats().get(backend, before)["fork_servers"] <= 2
 
 
+@pytest.mark.parametrize("backend", ["jail", "landlock"])
+def test_what_programs_of_late_import_is_there_for_the_next(backend: str) -> None:
+    if backend == "jail" and sys.prefix.startswith("/tmp/"):
+        pytest.skip("an interpreter below /tmp is shown to each run, not to the zygote")
+    code = "import sys; there = 'pydantic' in sys.modules\nimport pydantic\nthere"
+    with belljar.create_runner(backend=backend) as runner:
+        first, *_, last = [runner.execute(code) for _ in range(3)]
+        other = runner.execute("import sys, json\n'pydantic' in sys.modules")
+    assert [first.value, last.value, other.value] == [False, True, False]
+
+
+def test_few_libraries_are_learned_and_only_after_several_programs() -> None:
+    recent = warmth.Recent()
+    names = sorted(warmth.LEARNED)
+    ask = {name: Request(code=f"import {name}") for name in (*names, "antigravity")}
+    assert not warmth.LEARNED & {*recent.of_request(ask["sympy"]).preload}
+    assert "sympy" in recent.of_request(ask["sympy"]).preload
+    for name in names:
+        recent.of_request(ask[name])
+        assert len(warmth.LEARNED & {*recent.of_request(ask[name]).preload}) <= 4
+    assert "antigravity" not in [*map(recent.of_request, [ask["antigravity"]] * 3)][-1].preload
+    assert recent.of_request(Request(code="print(1)")).preload == ()
+
+
 @pytest.mark.parametrize("backend", ["bubblewrap", "firejail", "nsjail"])
 def test_a_launched_program_has_a_home_of_its_own_and_its_processors(backend: str) -> None:
     if not registry.load(backend).probe().available:

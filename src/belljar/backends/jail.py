@@ -92,6 +92,7 @@ class JailBackend(HostLayered):
         self.tidy = tidy
         self._fleet: Fleet | None = None
         self._settler = Settler()
+        self._recent = warmth.Recent()
         self._known: dict[tuple[Policy, warmth.Warmth], _Compiled] = {}
         self._availability: Availability | None = None
 
@@ -136,7 +137,7 @@ class JailBackend(HostLayered):
 
     def _compiled(self, policy: Policy, request: Request) -> _Compiled:
         """Remembered for what most runs are: a program for our own interpreter, and no mounts."""
-        key, files = None, policy.filesystem
+        key, warm, files = None, None, policy.filesystem
         special = request.python or request.command or request.mounts
         plain = languages.BUILT_IN["python"]  # a file may have made another thing of the name
         if (
@@ -144,13 +145,14 @@ class JailBackend(HostLayered):
             and languages.of(request) is plain
             and not (special or files.read_only or files.read_write or files.hidden)
         ):
-            key = policy, warmth.of_request(request)
+            warm = self._recent.of_request(request)
+            key = policy, warm
             if (known := self._known.get(key)) is not None:
                 return known
         active = jail_plan.active_layers(self.facts, self.disabled)
         report = jail_report.enforcement(policy, request, self.facts, active)
         self.hold(policy, report)
-        spec = jail_plan.spec(policy, request, self.facts, active)
+        spec = jail_plan.spec(policy, request, self.facts, active, warm)
         compiled = jail_plan.with_disk(policy), report, spec
         if key is not None:
             if len(self._known) >= _REMEMBERED:

@@ -173,8 +173,17 @@ def active_layers(facts: HostFacts, disabled: frozenset[str]) -> frozenset[str]:
     return frozenset(name for name in LAYERS if there.get(name, True)) - disabled
 
 
-def spec(policy: Policy, request: Request, facts: HostFacts, active: frozenset[str]) -> Spec:
-    """The values for the run. Starts nothing; a missing command is CommandNotFound."""
+def spec(
+    policy: Policy,
+    request: Request,
+    facts: HostFacts,
+    active: frozenset[str],
+    guess: warmth.Warmth | None = None,
+) -> Spec:
+    """The values for the run. Starts nothing; a missing command is CommandNotFound.
+
+    `guess` is what the program's source suggests, if it has been read already.
+    """
     argv, file, worker, needed = _program(request)
     mounts = all_mounts(policy, request)
     online = policy.network.mode == "any"
@@ -183,7 +192,7 @@ def spec(policy: Policy, request: Request, facts: HostFacts, active: frozenset[s
     # What is not read gets sockets: every command, other interpreters, runs with mounts.
     warm = NOTHING_READ
     if worker and not argv and keep:
-        warm = warmth.of_request(request)
+        warm = guess or warmth.of_request(request)
     arrange = _view if mounts else _plain_view
     bare = protect.unprotected(policy, request) if mounts else frozenset()
     view, waiting, writable = arrange(

@@ -60,6 +60,7 @@ from . import (
     outcome,
     run_directory,
     supervised,
+    warmth,
     working_directory,
 )
 from .base import Availability, Cancel, Plan
@@ -96,6 +97,7 @@ class LandlockBackend(HostLayered):
         self.user = _user(user) if user is not None else None
         self.tidy = tidy
         self._turn = itertools.count()
+        self._recent = warmth.Recent()
         self._fleet: Fleet | None = None
 
     @property
@@ -141,7 +143,7 @@ class LandlockBackend(HostLayered):
         active = self._active(self.disabled)
         report = landlock_report.enforcement(policy, request, self.facts, active)
         self.hold(policy, report)
-        spec = landlock_plan.spec(policy, request, self.facts, active)
+        spec = landlock_plan.spec(policy, request, self.facts, active, self._recent)
         return self.planned(policy, request, report, spec)
 
     def run(self, plan: Plan, emit: Emit, cancel: Cancel) -> Result:

@@ -224,8 +224,17 @@ def shown_paths(policy: Policy, request: Request) -> tuple[str, ...]:
     )
 
 
-def spec(policy: Policy, request: Request, facts: HostFacts, active: frozenset[str]) -> Spec:
-    """The values for the supervisor. Starts nothing; a missing command is CommandNotFound."""
+def spec(
+    policy: Policy,
+    request: Request,
+    facts: HostFacts,
+    active: frozenset[str],
+    recent: warmth.Recent,
+) -> Spec:
+    """The values for the supervisor. Starts nothing; a missing command is CommandNotFound.
+
+    `recent` is what earlier programs named, and hears of this one.
+    """
     argv, file, worker, _ = _program(request)
     files, limits = policy.filesystem, policy.limits
     mode = children(policy, facts, active)
@@ -243,7 +252,7 @@ def spec(policy: Policy, request: Request, facts: HostFacts, active: frozenset[s
         argv=argv,
         file=file,
         worker=worker,
-        preload=() if argv else _preload(request),
+        preload=() if argv else _preload(request, recent),
         layers=tuple(name for name in LAYERS if name in active),
         children=mode,
         read_only=shown,
@@ -294,9 +303,9 @@ def _without(paths: tuple[str, ...], closed: tuple[str, ...]) -> tuple[str, ...]
 _without_cached = cache(_without)
 
 
-def _preload(request: Request) -> tuple[str, ...]:
+def _preload(request: Request, recent: warmth.Recent) -> tuple[str, ...]:
     """joblib asks when it is imported whether there are semaphores, which a run does not have."""
-    found = warmth.of_request(request).preload
+    found = recent.of_request(request).preload
     return tuple(name for name in found if not name.startswith("sklearn"))
 
 

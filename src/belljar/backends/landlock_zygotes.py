@@ -35,6 +35,7 @@ _ENVIRONMENT = {
 }
 _START_SECONDS = 60.0
 _RUNS_A_ZYGOTE = 2000  # its children share address layout and hash seed: not for ever
+_MOST_ZYGOTES = 8  # each is an interpreter with its libraries
 
 
 class Zygote:
@@ -133,12 +134,15 @@ class Fleet:
     def _zygote(self, preload: tuple[str, ...]) -> Zygote:
         if self._closed:
             raise BackendFailed("this backend is closed")
-        zygote = self._zygotes.get(preload)
+        zygote = self._zygotes.pop(preload, None)
         if zygote is not None and zygote.runs >= _RUNS_A_ZYGOTE:
-            self._zygotes.pop(preload).close()
+            zygote.close()
             zygote = None
         if zygote is None:
-            zygote = self._zygotes[preload] = Zygote(preload, self._layers, self._user)
+            if len(self._zygotes) >= _MOST_ZYGOTES:
+                self._zygotes.pop(next(iter(self._zygotes))).close()
+            zygote = Zygote(preload, self._layers, self._user)
+        self._zygotes[preload] = zygote  # the one that was used longest ago stands first
         return zygote
 
     def keep_only(self, preload: tuple[str, ...]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ..records import positional_record
+from ..records import positional_record, replace
 
 if TYPE_CHECKING:
     from ..types import Request
@@ -28,6 +28,13 @@ PLOT_MODULES = ("matplotlib.pyplot",)
 SCIENCE_MODULES = (*PLOT_MODULES, "scipy.stats", "sklearn.linear_model", "sklearn.model_selection")
 _PLOTS = frozenset(("seaborn",))
 _SCIENCE = frozenset(("scipy", "sklearn", "statsmodels"))
+# Other libraries that take long to import and start no thread by it, without which a fork server
+# could not fork: it gets those that programs of late have named.
+LEARNED = frozenset((
+    "PIL", "altair", "bs4", "jinja2", "lxml", "networkx", "openpyxl", "plotly", "pyarrow",
+    "pydantic", "requests", "seaborn", "sqlalchemy", "statsmodels", "sympy", "yaml",
+))  # fmt: skip
+_RECENT, _TIMES, _MOST_LEARNED = 32, 2, 4
 # Modules whose values a context may hold, and what a program does with such a value.
 _VALUES = frozenset(("numpy", "pandas", "pyarrow"))
 # Without sockets these are of little use; importing them takes longer than the rest of a run.
@@ -94,6 +101,37 @@ class Warmth:
 _PLAIN = Warmth(preload=(), sockets=False, machine=False, cores=False)
 
 
+class Recent:
+    """What a backend's last programs have named, of `LEARNED`. One kind of fork server has all that
+    several of them did: memory stays bounded, and few kinds take turns."""
+
+    def __init__(self) -> None:
+        self._named: tuple[frozenset[str], ...] = ()
+        self._learned: tuple[str, ...] = ()
+
+    def of_request(self, request: Request) -> Warmth:
+        """As the function of the module, with what was learned if the program names any of it."""
+        warm = of_request(request)
+        if not warm.preload:
+            return warm
+        named = LEARNED & _imported(request.code or "")
+        # A caller in another thread may undo this: then the program is forgotten, nothing else.
+        self._named = (*self._named[1 - _RECENT :], named)
+        if not named:
+            return warm
+        if not named <= {*self._learned}:
+            self._learn()
+        if named.isdisjoint(self._learned):
+            return warm
+        return replace(warm, preload=(*warm.preload, *self._learned))
+
+    def _learn(self) -> None:
+        recent = self._named
+        times = {name: sum(name in named for named in recent) for name in LEARNED}
+        often = sorted(times, key=lambda name: (-times[name], name))[:_MOST_LEARNED]
+        self._learned = tuple(sorted(name for name in often if times[name] >= _TIMES))
+
+
 def of_request(request: Request) -> Warmth:
     """What a Python program may want, and the modules that come with it."""
     code, more, data = request.code or "", False, False
@@ -143,6 +181,10 @@ def of_source(code: str, more: bool = False, *, data: bool = False) -> Warmth:
 
 def imports_data_modules(code: str) -> bool:
     """Whether the program seems to import one of the large libraries for data."""
+    return not _imported(code).isdisjoint((*DATA_MODULES, "pyarrow"))
+
+
+def _imported(code: str) -> set[str]:
+    """The top-level modules that its import statements name."""
     found = _IMPORT.findall(code)
-    named = {name.strip().partition(".")[0] for names in found for name in names.split(",")}
-    return not named.isdisjoint((*DATA_MODULES, "pyarrow"))
+    return {name.strip().partition(".")[0] for names in found for name in names.split(",")}
