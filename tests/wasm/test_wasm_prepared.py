@@ -62,7 +62,7 @@ def frames():
 def drive():
     global last
     try:
-        made = worker.Worker(setup, ours)
+        made = worker.Worker(setup, ours, worker.Streams())
         threading.Thread(target=made.clock.run, daemon=True).start()
         keep, rehearse = made._guests.run, made._guests.rehearse
         for step, *order in steps:

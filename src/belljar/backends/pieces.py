@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections import deque
 from collections.abc import Iterable
 
@@ -57,6 +56,8 @@ class Pieces:
             self.sent(os.write(fd, self.first()[0]))
 
     def _send_with_descriptor(self, fd: int) -> None:
+        import socket  # late: takes milliseconds, and most runs pass nothing
+
         stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fd)
         try:
             self.sent(socket.send_fds(stream, self.first(), [self.passed], socket.MSG_NOSIGNAL))
