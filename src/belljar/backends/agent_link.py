@@ -81,10 +81,16 @@ def boot() -> bytes:
     return len(data).to_bytes(4, "big") + data
 
 
+class EngineMalformed(protocol.ProtocolError):
+    """What no engine sends around an agent's output, whatever that is: Podman may do so when it
+    cannot pass on what it has for an agent that has ended."""
+
+
 class Incoming:
     """From an engine's mixed stream to the agent's packets, whatever the pieces it arrives in.
 
-    `feed` raises ProtocolError for what no agent of ours sends. `complaint` is the beginning of
+    `feed` raises ProtocolError for what no agent of ours sends, EngineMalformed for what no engine
+    does. `complaint` is the beginning of
     what came on the agent's own stderr: a Python that does not start says why there.
     """
 
@@ -112,7 +118,7 @@ class Incoming:
             elif self._stream == _STDERR:
                 self.complaint = (self.complaint + piece)[:_MOST_COMPLAINT]
             else:
-                raise protocol.ProtocolError("the engine's stream is malformed")
+                raise EngineMalformed("the engine's stream is malformed")
         return packets
 
 

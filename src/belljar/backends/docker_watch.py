@@ -25,6 +25,7 @@ from ..files.names import checked_name
 from ..guest import agent, protocol
 from ..records import record
 from ..report import Report
+from .agent_link import EngineMalformed
 from .base import Cancel
 from .docker_container import Container
 from .docker_plan import collect_seconds
@@ -100,6 +101,7 @@ class AgentWatch:
         self._over = False  # nothing more is to be received
         self._done = False  # the agent said that it sent everything
         self._broken = ""  # why the stream was given up
+        self._garbled = False  # it was the engine that spoilt it, not the agent
         self._hard = False
         self._copy: Copy | None = None  # the file whose content is coming
         self._gone: set[str] = set()
@@ -226,6 +228,7 @@ class AgentWatch:
                 self._take(packet)
         except protocol.ProtocolError as malformed:
             self._broken = f"the agent's stream was malformed ({malformed})"
+            self._garbled = isinstance(malformed, EngineMalformed)
             self._over = True
         return bool(piece)
 
@@ -425,7 +428,8 @@ class AgentWatch:
         if code in (0, agent.LEFT) and not (self._broken or self.reason or oom):
             # Its own orderly end when the stream from the host ends, with all that ran in there.
             raise self._failure(f"the engine ended the connection in mid-run{said}")
-        if self.reason == "timeout" and not (self._broken or oom or code in (137, agent.LEFT)):
+        spoilt = self._broken and not self._garbled
+        if self.reason == "timeout" and not (spoilt or oom or code in (137, agent.LEFT)):
             # The agent ends as the program did, and it was not killed.
             raise self._failure(f"the engine lost the report of the program's end{said}")
         if self.reason or oom or code > 128:

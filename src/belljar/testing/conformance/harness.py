@@ -100,12 +100,16 @@ class Jar:
         if self.backend.isolation is Isolation.WASM:
             pytest.skip("rung wasm: there are no processes, threads and signals in there")
 
-    def needs_children(self) -> None:
-        """Skip where a program can have no process but its own: below Linux 6.12 on `landlock`."""
-        self.needs_processes()
+    def lacks_children(self) -> str:
+        """Why a program can have no process but its own (landlock below Linux 6.12), or ""."""
         plan = self.plan("import subprocess")
         doubt = getattr(self.backend, "doubt", None)
-        if doubt is not None and (why := doubt(plan.policy, plan.request)):
+        return str(doubt(plan.policy, plan.request)) if doubt is not None else ""
+
+    def needs_children(self) -> None:
+        """Skip where a program can have no process but its own."""
+        self.needs_processes()
+        if why := self.lacks_children():
             pytest.skip(f"{self.backend.name} {why}")
 
     def needs_packages(self) -> None:

@@ -259,6 +259,8 @@ class Limits(Backed):
     ) -> None:
         if "kill" in code:
             jar.needs_processes()
+        if field == "processes" and (why := jar.lacks_children()):
+            pytest.skip(f"always at that limit: {jar.backend.name} {why}")
         result = jar.run(code)
         assert (result.status, result.limit_hit) == (Status.ERROR, None), result
         # The control group may know that no fork was refused: then there is nothing to doubt.
