@@ -24,7 +24,7 @@ from belljar.backends.bubblewrap import BubblewrapBackend
 from belljar.backends.launched import LaunchedBackend
 from belljar.config import Settings
 from belljar.engine import Engine
-from belljar.errors import BackendFailed, PolicyUnenforceable
+from belljar.errors import BackendFailed, BackendUnavailable, PolicyUnenforceable
 from belljar.linux import probe
 from belljar.testing.conformance.harness import directory_with_a_mount
 from belljar.types import Mount, Request, Result, Status
@@ -346,6 +346,7 @@ def test_a_missing_tool_is_said_with_the_command_that_installs_it(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tools, "PATH", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
     found = registry.load(name).probe()
     assert not found.available
     assert "is not installed" in found.reason
@@ -512,3 +513,17 @@ def test_what_only_root_may_read_of_the_system_is_hidden(jar: Jar) -> None:
     plan = jar.engine.plan(Request(code="1"), wishes={"modules": "any"}, backend=jar.backend.name)
     hidden = {at: inside for _, at, _, inside in plan.spec.sandbox.show}
     assert ("private", "hide") in hidden["/etc/ssl"]
+
+
+def test_a_tool_outside_of_system_directories_is_named_and_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "a-sandbox-of-ours"
+    tool.write_text("#!/bin/sh\n")
+    tool.chmod(0o755)
+    with pytest.raises(BackendUnavailable, match="not installed"):
+        tools.find(tool.name, None, "get it")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(BackendUnavailable, match="only system directories") as refusal:
+        tools.find(tool.name, None, "get it")
+    assert str(tool) in (refusal.value.fix or "")

@@ -28,6 +28,11 @@ def find(program: str, version_flag: str | None, fix: str) -> Tool:
     """The installed tool and its version; BackendUnavailable says how to get it."""
     path = shutil.which(program, path=PATH)
     if path is None:
+        if elsewhere := shutil.which(program):
+            raise BackendUnavailable(
+                f"{elsewhere} is not used: only system directories are trusted to hold {program}",
+                fix=f"sudo install {elsewhere} /usr/local/bin/",
+            )
         raise BackendUnavailable(f"{program} is not installed", fix=fix)
     setuid = bool(os.stat(path).st_mode & 0o4000)
     if version_flag is None:
