@@ -16,6 +16,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("Linux only", allow_module_level=True)
 
+import belljar
 from belljar.backends import landlock_plan
 from belljar.backends.landlock import LandlockBackend
 from belljar.config import Settings
@@ -257,3 +258,14 @@ def test_guests_of_another_user_own_their_files() -> None:
         assert jar.run(code).value == (63991, 63991)
     finally:
         jar.engine.close()
+
+
+def test_a_repository_that_it_cannot_protect_is_named(tmp_path: Path) -> None:
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "repository" / ".git").mkdir(parents=True)
+    for name, mode, warned in (
+        ("repository", "rw", True), ("repository", "ro", False), ("plain", "rw", False),
+    ):  # fmt: skip
+        mount = f"{tmp_path / name}:p:{mode}"
+        result = belljar.run("1", backend="landlock", mounts=[mount])
+        assert any("hooks and configuration" in text for text in result.warnings) is warned

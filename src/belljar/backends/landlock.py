@@ -58,6 +58,7 @@ from . import (
     landlock_report,
     memory_file,
     outcome,
+    protect,
     run_directory,
     supervised,
     warmth,
@@ -208,7 +209,11 @@ class LandlockBackend(HostLayered):
             "settle": settled - ended.ended,
             "clean": time.monotonic() - settled,
         }
-        warnings = (*result.warnings, *landlock_plan.childless(spec.children, result, self.facts))
+        warnings = (
+            *result.warnings,
+            *landlock_plan.childless(spec.children, result, self.facts),
+            *protect.exposed(plan.policy, request),
+        )
         return replace(result, timings=timings, warnings=warnings)
 
     def doubt(self, policy: Policy, request: Request) -> str:

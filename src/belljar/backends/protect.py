@@ -79,6 +79,20 @@ def promise(policy: Policy, request: Request) -> str:
     return f"a project's metadata is not protected, as asked, in {', '.join(map(repr, places))}"
 
 
+def exposed(policy: Policy, request: Request) -> Iterator[str]:
+    """Warnings for a backend that cannot keep a repository's metadata read-only in a mount."""
+    bare = unprotected(policy, request)
+    for mount in request.mounts:
+        source = os.path.realpath(mount.src)
+        found = [name for name in (".git", ".hg") if os.path.isdir(os.path.join(source, name))]
+        if mount.mode == "rw" and source not in bare and found:
+            yield (
+                f"the program could write to {found[0]} in {mount.dst!r}, whose hooks and"
+                " configuration are executed later: look at them first, or use a jail, where they"
+                " are read-only"
+            )
+
+
 def given_up(policy: Policy) -> tuple[str, ...]:
     """The same about the policy's own writable paths; nothing, as long as it is the default."""
     if policy.filesystem.protect or not policy.filesystem.read_write:
