@@ -192,6 +192,14 @@ def test_a_refusal_is_a_table_whose_fix_is_a_flag(cli: Process) -> None:
     assert done.returncode == 126
 
 
+def test_an_option_that_is_nearly_ours_is_named(cli: Process) -> None:
+    """`outputs` is what the library calls it."""
+    for words in (("--outputs", "*.txt"), ("--outputs=*.txt",)):
+        said = cli("run", *words, "-c", "1").stderr.decode()
+        assert {"--out", "--outputs-to"} <= set(said.partition("mean ")[2].split())
+    assert b"did you mean" not in cli("run", "--zzz", "-c", "1").stderr
+
+
 def test_strict_names_its_modules_and_the_flag_and_explain_agrees(cli: Process) -> None:
     done = cli("run", "-c", "import sys", "--level", "strict")
     said = done.stderr.decode()

@@ -1,4 +1,4 @@
-"""Sealed memory files: whoever has the descriptor can only read, and a mapping is one's own."""
+"""Sealed memory files: a receiver can only read, and its mapping is private to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the servers write down of each request: who, which run, how it ended; never what it held."""
+"""What the servers write down of each request: caller, run and end; never what it held."""
 
 from __future__ import annotations
 

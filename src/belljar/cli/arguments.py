@@ -60,7 +60,17 @@ class Parser(argparse.ArgumentParser):
         fix = f"see `{self.prog} --help`"
         if self.guest_words and message.startswith("unrecognized arguments"):
             fix = f"flags of the guest's own go after --; ours are in `{self.prog} --help`"
+            if near := self._near(message.partition(": ")[2].split(" ")[0].partition("=")[0]):
+                fix = f"did you mean {' or '.join(near)}? {fix}"
         raise UsageError(message, fix=fix)
+
+    def _near(self, unknown: str) -> list[str]:
+        """Our own options that `unknown` begins with, or that look like it."""
+        import difflib  # late: a command that is understood needs none of it
+
+        ours = [flag for flag in self._option_string_actions if flag.startswith("--")]
+        shorter = [flag for flag in ours if unknown.startswith(flag)]
+        return list(dict.fromkeys([*shorter, *difflib.get_close_matches(unknown, ours)]))
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +81,9 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 
 def add_log(parser: argparse.ArgumentParser, *, standard: str) -> None:
     """The options of a server's log."""
-    log = parser.add_argument_group("its log: who asked, what ran under which limits, how it ended")
+    log = parser.add_argument_group(
+        "its log: which caller asked, what ran under which limits, how it ended"
+    )
     log.add_argument(
         "--log", metavar="FILE", help=f"append to this file (default: {standard}); no programs"
     )

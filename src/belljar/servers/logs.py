@@ -37,7 +37,7 @@ def start(
 
 
 class _File(logging.FileHandler):
-    """Appends; a new file is its owner's only, because it says who ran what and when."""
+    """Appends; a new file is its owner's only, because it tells which caller ran what and when."""
 
     def __init__(self, path: str) -> None:
         try:

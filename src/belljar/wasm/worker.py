@@ -130,7 +130,7 @@ class Streams:
         wasi.inherit_stderr()
 
     def write(self, number: int, data: bytes) -> None:
-        """A JavaScript program's output; its other numbers are nobody's."""
+        """A JavaScript program's output; what it writes to any other number is dropped."""
         if number in (1, 2):
             _write_all(number, data)
 
@@ -374,13 +374,13 @@ class Worker:
                     os._exit(70)  # the frame cannot be finished
                 size -= sent
         except OSError:
-            os._exit(0)  # nobody listens any more
+            os._exit(0)  # the host has closed its end
 
     def _frame(self, kind: int, payload: bytes) -> None:
         try:
             self._channel.sendall(bytes((kind,)) + len(payload).to_bytes(4, "big") + payload)
         except OSError:
-            os._exit(0)  # nobody listens any more
+            os._exit(0)  # the host has closed its end
 
 
 def _write_all(fd: int, data: bytes) -> None:
