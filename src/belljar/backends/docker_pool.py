@@ -109,8 +109,11 @@ class Pool:
             self._changed.notify_all()
         if self.process != os.getpid():
             return []  # a child of the one who made them: they are not ours to end
-        for thread in self._threads:
-            thread.join(_JOIN_SECONDS)
+        # Garbage collection may run this in one of them, which cannot wait for itself, and may hold
+        # the lock that the other one waits for; both end by themselves.
+        if threading.current_thread() not in self._threads:
+            for thread in self._threads:
+                thread.join(_JOIN_SECONDS)
         left = []
         for _, id in self._used:
             try:
